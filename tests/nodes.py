@@ -44,6 +44,7 @@ from gpumap.model.observations import (
     ReportedPod,
     ResourceDevices,
     ScheduledShare,
+    SharingContainers,
 )
 from gpumap.model.readings import (
     SAMPLES_OLD,
@@ -377,9 +378,7 @@ class TestNode:
             self._same(logs),
             dra,
             self._reported(),
-            self.shares,
-            self.noted,
-            self.scheduler_files_complete,
+            SharingContainers(self.noted, self.shares, self.scheduler_files_complete),
             self.pods_at if self.kept_pods is not None else self.clock,
         )
 

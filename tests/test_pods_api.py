@@ -475,7 +475,7 @@ def test_it_names_containers_and_pods_that_are_not_listed() -> None:
 
 def test_table_is_rebuilt_when_the_pods_api_changes() -> None:
     found = table([listed("one")], [POD])
-    assert found.is_made_from(PodIdentity(None, None, pods=found.reported))
+    assert found.is_made_from(PodIdentity(None, None, pods=found.files.pods))
     assert not found.is_made_from(PodIdentity(None, None, pods=None))
 
 

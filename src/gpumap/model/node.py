@@ -57,7 +57,7 @@ class ContainerFields(PodFields, frozen=True):
 
 
 class Gpu(Struct, frozen=True):
-    """A physical GPU. What is also in `reading` is kept while the GPU does not answer."""
+    """A physical GPU. While it does not answer, `reading` is null; its identity is that of its last answer."""
 
     uuid: Uuid
     """NVML's UUID. A lost GPU keeps its UUID."""
@@ -233,7 +233,7 @@ Null if it is unknown whether it works now."""
     no_process_seconds: Seconds
     """For how long gpumap has seen no process of the pod on the device."""
     unknown_seconds: Seconds = 0.0
-    """For how long of `worked_seconds_ago` it is not known whether the pod worked."""
+    """Within `worked_seconds_ago`: for how long it is not known whether the pod worked."""
     appeared: bool = False
     """gpumap already watched the device when the pod came."""
     measured: bool = True
@@ -420,9 +420,10 @@ kubelet names while NVML does not answer, and a partitioned GPU that was assigne
     """How many containers certainly hold the device. Null if that is not known: then containers without a grant mean \
 nothing."""
     may_have_more: bool = False
-    """A slot that gpumap could not place may be on the device: holders is the least."""
+    """More containers than `holders` may hold the device: gpumap does not know the device of some slots."""
     readable_ratio: Ratio | None = None
-    """Part of the last two --idle-after in which gpumap could read the device. Null if it cannot read it now."""
+    """For which part of the last period of twice --idle-after gpumap could read the device. Null if it cannot read it \
+now."""
     unexplained: Unexplained | None = None
     """Memory and load without a process. Null if the GPU does not answer."""
     owners: tuple[OwnerUse, ...] = ()
@@ -571,9 +572,9 @@ without a known UUID."""
     since: float
     """Since when it holds, as far as gpumap has seen it, in Unix seconds."""
     gpus: NonNegative | None = None
-    """Share of a physical GPU that an idle, unused or stalled holder has; 1 for the worst fault of a GPU and 0 for \
-its other faults; 1 for a GPU that is not offered; for GPUs without a known UUID their number. Null if the share is \
-unknown, and for other findings."""
+    """How many physical GPUs it concerns. Of an idle, unused or stalled holder: its share. Of a GPU: 1, also if it is \
+not offered, but 0 for all of its faults except the worst. Of GPUs without a known UUID: their number. Null for other \
+findings, and if it is unknown."""
     granted_bytes: Bytes | None = None
     """Granted memory. Null if none is granted."""
     used_bytes: Bytes | None = None

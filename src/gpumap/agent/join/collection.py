@@ -9,14 +9,13 @@ from gpumap.agent.join.allocation import Allocation, add_left_out, allocate
 from gpumap.agent.join.attribution import Attribution, Evidence, attribute, confirmed_owners
 from gpumap.agent.join.inventory import Inventory, processes_by_leaf, take_inventory
 from gpumap.agent.join.memory import Memory
-from gpumap.agent.join.placement import Offer
+from gpumap.agent.join.placement import KubeletOffer
 from gpumap.agent.join.pods import PodTable, tabulate
 from gpumap.agent.join.served_list import ServedList, choose_list
 from gpumap.agent.join.settings import JoinSettings
-from gpumap.agent.join.shares import Schedulers
 from gpumap.agent.join.unexplained import UnexplainedUse, watch_unexplained_use
 from gpumap.agent.join.usage import LeafUse, RecentProcesses, leaf_activity, measure_leaf, update_recent
-from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable
+from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable, SharingContainers
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, MEMORY_WITHOUT_PROCESS, PodName, PodUid
 
@@ -58,8 +57,14 @@ def join_sources(memory: Memory, observations: Observations, settings: JoinSetti
     served_list = choose_list(memory, observations, files, procs, settings)
     identity_read_now = isinstance(observations.pod_identity, Observed)
     can_report_unassigned = served_list.read_now and identity_read_now
-    pod_table = _pod_table(
-        served_list, files, memory, read_together=can_report_unassigned, node_name=settings.node_name
+    pod_table = tabulate(
+        served_list.pods,
+        files,
+        memory.pod_table,
+        kept_uids=served_list.kept_uids,
+        read_together=can_report_unassigned,
+        node_name=settings.node_name,
+        last_names=memory.names,
     )
     pods = served_list.pods if served_list.current else ()
     kubelet = observations.kubelet
@@ -69,18 +74,17 @@ def join_sources(memory: Memory, observations: Observations, settings: JoinSetti
         pods,
         pod_table,
         (files.dra.prepared or ()) if files else (),
-        Offer(
+        KubeletOffer(
             served_list.allocatable,
-            pod_table.checkpoint.registered if pod_table.checkpoint else (),
+            pod_table.files.checkpoint.registered if pod_table.files.checkpoint else (),
             may_have_claims=served_list.answer is None or served_list.answer.value.may_have_claims,
             listed_claims=memory.listed_claims,
             may_leave_out_devices=served_list.answer is not None and served_list.answer.value.may_leave_out_devices,
         ),
         inventory,
         settings.is_gpu_resource,
-        Schedulers(
-            settings.is_reserving, files.shares if files else (), files is None or files.scheduler_files_complete
-        ),
+        settings.is_reserving,
+        files.sharing if files else SharingContainers(),
         memory.gpu_indices,
         memory.allocation,
     )
@@ -138,34 +142,10 @@ def join_sources(memory: Memory, observations: Observations, settings: JoinSetti
     )
 
 
-def _pod_table(
-    served_list: ServedList, identity: PodIdentity | None, memory: Memory, *, read_together: bool, node_name: str
-) -> PodTable:
-    """Join names and UIDs, unless neither the List nor the files changed."""
-    before = memory.pod_table
-    is_same = (
-        before
-        and before.pods is served_list.pods
-        and before.kept_uids == served_list.kept_uids
-        and before.is_made_from(identity)
-    )
-    if before and is_same and (before.read_together or not read_together):
-        return before
-    return tabulate(
-        served_list.pods,
-        identity,
-        before,
-        kept_uids=served_list.kept_uids,
-        read_together=read_together,
-        node_name=node_name,
-        last_names=memory.names,
-    )
-
-
 def _leaf_uses(
     inventory: Inventory,
     attribution: Attribution,
-    before: Mapping[Uuid, RecentProcesses],
+    previous: Mapping[Uuid, RecentProcesses],
     recent: Mapping[Uuid, RecentProcesses],
 ) -> dict[Uuid, LeafUse]:
     answering = [gpu.reading for gpu in inventory.gpus if gpu.reading]
@@ -173,9 +153,9 @@ def _leaf_uses(
     measured = {uuid: reading.activity for uuid, reading in readings.items() if uuid is not None}
     measured.update((mig.uuid, mig.activity) for reading in answering for mig in reading.instances)
     activities = {
-        leaf: leaf_activity(activity, before[leaf].users | recent[leaf].users)
+        leaf: leaf_activity(activity, previous[leaf].users | recent[leaf].users)
         for leaf, activity in measured.items()
-        if leaf in before and leaf in attribution.by_leaf
+        if leaf in previous and leaf in attribution.by_leaf
     }
     return {
         leaf: measure_leaf(processes, readings.get(leaf), recent[leaf].ended, activities.get(leaf))

@@ -66,25 +66,25 @@ def answers(observations: Observations) -> dict[str, Observed[object] | Failed]:
 def record_health(health: tuple[SourceHealth, ...], observations: Observations) -> tuple[SourceHealth, ...]:
     """Add the answers and failures of one collection. A source that this machine does not have has no record."""
     by_source = answers(observations)
-    return tuple(_record(before, by_source[before.source]) for before in health if before.source in by_source)
+    return tuple(_record(previous, by_source[previous.source]) for previous in health if previous.source in by_source)
 
 
-def _record(before: SourceHealth, answer: Observed[object] | Failed) -> SourceHealth:
-    errors = dict(before.errors)
+def _record(previous: SourceHealth, answer: Observed[object] | Failed) -> SourceHealth:
+    errors = dict(previous.errors)
     for complaint in answer.complaints:
         errors[complaint.reason] = errors.get(complaint.reason, 0) + 1
     last_complaint = answer.complaints[-1] if answer.complaints else Complaint("", "")
     return structs.replace(
-        before,
+        previous,
         up=isinstance(answer, Observed),
         reason=last_complaint.reason,
         detail=last_complaint.detail,
-        remedy=remedies.SOURCES[Source(before.source)].get(last_complaint.reason),
-        last_success=answer.at.wall if isinstance(answer, Observed) else before.last_success,
-        attempts=before.attempts + 1,
-        seconds=before.seconds + answer.seconds,
+        remedy=remedies.SOURCES[Source(previous.source)].get(last_complaint.reason),
+        last_success=answer.at.wall if isinstance(answer, Observed) else previous.last_success,
+        attempts=previous.attempts + 1,
+        seconds=previous.seconds + answer.seconds,
         errors=errors,
-        failures=before.failures + isinstance(answer, Failed),
+        failures=previous.failures + isinstance(answer, Failed),
         last_seconds=answer.seconds,
     )
 

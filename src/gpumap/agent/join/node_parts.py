@@ -32,7 +32,6 @@ from gpumap.agent.join.usage import (
     UNKNOWN_TIMES,
     LeafUse,
     Measured,
-    OwnerInputs,
     Sign,
     Times,
     certainly_idle,
@@ -70,27 +69,25 @@ def gpus(node_gpus: Iterable[Gpu], xids: Iterable[GpuXids]) -> tuple[Gpu, ...]:
 def _remedies(gpu: Gpu, has_xids: bool) -> dict[str, str]:
     reading = gpu.reading
     problems = {
-        "ecc_uncorrected": reading and any(reading.ecc_errors.get("uncorrected", {}).values()),
-        "row_remap_pending": reading and reading.row_remap_pending,
-        "row_remap_failure": reading and reading.row_remap_failure,
-        "xid_errors": has_xids,
+        "fault": gpu.fault,
+        "recovery_action": gpu.recovery_action and f"recovery_{gpu.recovery_action}",
+        "ecc_uncorrected": reading and any(reading.ecc_errors.get("uncorrected", {}).values()) and "ecc_uncorrected",
+        "row_remap_pending": reading and reading.row_remap_pending and "row_remap_pending",
+        "row_remap_failure": reading and reading.row_remap_failure and "row_remap_failure",
+        "xid_errors": has_xids and "xid_errors",
     }
-    texts = {
-        "fault": remedies.fault_remedy(gpu.fault, gpu.index),
-        "recovery_action": remedies.recovery_remedy(gpu.recovery_action, gpu.index),
-        **{name: remedies.health_remedy(name, gpu.index) for name in problems if problems[name]},
-    }
+    texts = {name: remedies.finding_remedy("fault", reason, gpu.index) for name, reason in problems.items() if reason}
     return {name: remedy for name, remedy in texts.items() if remedy}
 
 
 def ever_offered(
-    before: frozenset[tuple[Uuid, str]], allocation: Allocation, inventory: Inventory
+    previous: frozenset[tuple[Uuid, str]], allocation: Allocation, inventory: Inventory
 ) -> frozenset[tuple[Uuid, str]]:
     """Add what the kubelet offers now to what it ever offered, while the device is present."""
     offered = {(uuid, resource) for uuid, slots in allocation.offer.slots.items() for resource in slots}
-    everything = before | offered
-    if not inventory.up or everything == before:
-        return before if everything == before else frozenset(everything)
+    everything = previous | offered
+    if not inventory.up or everything == previous:
+        return previous if everything == previous else frozenset(everything)
     return frozenset(pair for pair in everything if pair[0] in inventory.leaves or pair[0] in inventory.parents)
 
 
@@ -99,11 +96,11 @@ def devices(
 ) -> tuple[Device, ...]:
     """Return every leaf of the node, and the devices that only the kubelet names."""
     inventory, allocation, attribution = joined.inventory, joined.allocation, joined.attribution
-    inputs = OwnerInputs(
-        visible=joined.procs.pid_visibility,
-        pods_named=joined.served_list.current and joined.identity is not None,
-        can_report_unassigned=attribution.evidence.can_report_unassigned,
-    )
+    zero_owners = [Owner.UNKNOWN]  # they are 0 if they have no process
+    if joined.procs.pid_visibility:
+        has_pod_names = joined.served_list.current and joined.identity is not None
+        zero_owners += [Owner.HOST, *([Owner.ASSIGNED] if has_pod_names else [])]
+        zero_owners += [Owner.UNASSIGNED, Owner.GONE] if attribution.evidence.can_report_unassigned else []
     on_device = grouped((row.uuid, row) for row in containers)
     rows: dict[Uuid, Device] = {}
     may_be_on_any = _doubtful(allocation.unmatched, allocation)
@@ -122,7 +119,7 @@ def devices(
                 continue  # the driver gives two devices one uuid: only one series can have it
             mig, memory = _leaf_parts(gpu, leaf)
             processes = attribution.by_leaf.get(leaf.uuid)
-            siblings = _siblings(known, leaf, attribution) if inputs.visible else ()
+            siblings = _siblings(known, leaf, attribution) if joined.procs.pid_visibility else ()
             may_be_on = may_be_on_any if gpu.reading is None else may_be_on_answering
             rows[leaf.uuid] = Device(
                 uuid=leaf.uuid,
@@ -136,7 +133,7 @@ def devices(
                 or (some_gpu_is_unnamed and gpu.minor is None)
                 or _may_be_held(allocation, leaf.uuid),
                 allocatable=offered_now.get(leaf.uuid) or dict.fromkeys(sorted(zeros.get(leaf.uuid, ())), 0),
-                owners=owner_uses(memory, processes, siblings, inputs),
+                owners=owner_uses(memory, processes, siblings, zero_owners),
                 readable_ratio=after.history.leaves[leaf.uuid].readable_ratio(joined.settings),
                 unexplained=watch.unexplained(joined.settings)
                 if (watch := joined.unexplained_uses.get(leaf.uuid))
@@ -159,11 +156,9 @@ def devices(
             may_have_more=not holders and may_be_on_any(uuid),
             containers=tuple(on_device.get(uuid, ())),
         )
-    return tuple(sorted(rows.values(), key=_place))
-
-
-def _place(device: Device) -> tuple[float, Uuid]:
-    return math.inf if device.index is None or device.partitioned else device.index, device.uuid
+    # By GPU; those that are on none, or on all of it, come last.
+    places = ((math.inf if row.index is None or row.partitioned else row.index, uuid) for uuid, row in rows.items())
+    return tuple(rows[uuid] for _, uuid in sorted(places))
 
 
 def _activity(gpu: Gpu, mig: MigInstance | None) -> Activity | None:
@@ -260,6 +255,8 @@ def containers(joined: Joined) -> Containers:
     for leaf, use in history.readable_uses():
         known = joined.inventory.leaves[leaf]
         idle = tuple(_idle(joined, leaf, use))
+        reservations = joined.allocation.reservations
+        is_shared = sum(holder.pod_name not in reservations for holder in _holders_of(joined, leaf)) > 1
         watches |= history.watch_pods(leaf, use, idle)
         for name, measured in use.container_uses(idle, joined.uids):
             key = name, leaf
@@ -268,7 +265,7 @@ def containers(joined: Joined) -> Containers:
                 sm_ratios[key] = measured.times.sm_ratio
             activity = measured.sm_activity_ratio
             # Where several containers hold a device, its activity is often unknown. A counter would hide that.
-            if activity is not None and known.share is not None and not _is_shared(joined, leaf):
+            if activity is not None and known.share is not None and not is_shared:
                 sm_activities[key] = activity * known.share
     rows = []
     for key in sorted({**joined.allocation.grants, **uses}):  # both are nearly sorted
@@ -428,11 +425,6 @@ def _holders_of(joined: Joined, leaf: Uuid) -> tuple[ContainerName, ...]:
     holders = joined.allocation.holders
     parent = joined.inventory.gpu_of_leaf[leaf].uuid
     return (*holders.get(leaf, ()), *(holders.get(parent, ()) if parent != leaf else ()))
-
-
-def _is_shared(joined: Joined, leaf: Uuid) -> bool:
-    reservations = joined.allocation.reservations
-    return sum(holder.pod_name not in reservations for holder in _holders_of(joined, leaf)) > 1
 
 
 def _idle(joined: Joined, leaf: Uuid, use: LeafUse) -> Iterable[ContainerName]:

@@ -24,12 +24,10 @@ from gpumap.model.observations import (
     ProcTable,
     ResourceDevices,
 )
-from gpumap.model.terms import PodName, PodUid
+from gpumap.model.terms import KUBELET_AWAY_REASONS, PodName, PodUid
 
 RELIST_SECONDS = 60.0
 """The grace period: how long a restarted kubelet may take to list all of its pods."""
-REASONS_OF_RESTART = frozenset({"socket_missing", "connection_refused", "unavailable"})
-"""The kubelet was not running if a call failed for one of these. A slow or busy kubelet fails for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +72,18 @@ def choose_list(
 
 
 def _remembered_listing(memory: Memory, failed: Failed | None, moment: Moment, settings: JoinSettings) -> ServedList:
-    before = memory.kubelet
-    young = settings.if_young(before, moment)
+    previous = memory.kubelet
+    young = settings.if_young(previous, moment)
     return ServedList(
         pods=memory.pods,
         allocatable=young.value.allocatable if young else None,
         read_now=False,
         current=young is not None,
-        answer=before,
+        answer=previous,
         back_at=memory.kubelet_back_at,
         awaited=memory.awaited,
         kept_uids=memory.pod_table.kept_uids if memory.pod_table else {},
-        away=memory.kubelet_away or (failed is not None and failed.complaints[-1].reason in REASONS_OF_RESTART),
+        away=memory.kubelet_away or (failed is not None and failed.complaints[-1].reason in KUBELET_AWAY_REASONS),
     )
 
 

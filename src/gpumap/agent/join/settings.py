@@ -48,9 +48,9 @@ class JoinSettings:
         """Return an answer that is young enough to serve."""
         return answer if answer and moment.monotonic - answer.at.monotonic < self.stale_after_seconds else None
 
-    def is_gap(self, before: Moment, moment: Moment) -> bool:
+    def is_gap(self, previous: Moment, moment: Moment) -> bool:
         """Whether two collections are so far apart that gpumap did not watch the time between them."""
-        return moment.since(before) > self.stale_after_seconds + LATE_SECONDS
+        return moment.since(previous) > self.stale_after_seconds + LATE_SECONDS
 
 
 def remember_since(

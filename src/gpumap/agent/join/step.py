@@ -32,7 +32,6 @@ from gpumap.model import remedies
 from gpumap.model.devices import add_processes
 from gpumap.model.node import ContainerOnDevice, ContainerXids, Driver, Finding, GpuXids, Node, Process
 from gpumap.model.observations import Failed, Observations, Observed
-from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import HiddenDevice, LazyRows, Snapshot
 from gpumap.model.terms import Owner
 from gpumap.model.workloads import remember_workloads
@@ -154,11 +153,11 @@ def _watch_shared_ids(joined: Joined) -> tuple[tuple[AssignedTwice, ...], tuple[
 
     While a source is down it is not known whether both pods exist: then there is none of the second kind.
     """
-    before, moment = joined.memory.assigned_twice, joined.observations.finished
+    previous, moment = joined.memory.assigned_twice, joined.observations.finished
     if not joined.served_list.current or not joined.procs.pid_visibility:
-        return before, ()
+        return previous, ()
     assigned_twice = watch_shared_ids(
-        before, joined.allocation.shared_ids, partial(node_parts.pod_exists, joined), moment
+        previous, joined.allocation.shared_ids, partial(node_parts.pod_exists, joined), moment
     )
     return assigned_twice, tuple(
         entry for entry in assigned_twice if moment.since(entry.since) >= joined.settings.grace_seconds
@@ -188,9 +187,9 @@ def _driver(observations: Observations) -> Driver | None:
     return Driver(nvml.driver_version, nvml.cuda_version, nvml.nvml_version)
 
 
-def _count_collection(before: Mapping[str, int], observations: Observations) -> dict[str, int]:
+def _count_collection(previous: Mapping[str, int], observations: Observations) -> dict[str, int]:
     """Count collections by what started them."""
-    counts = dict(before)
+    counts = dict(previous)
     if observations.push:
         counts.setdefault("push", 0)  # a counter starts at 0; otherwise increase() misses the first collection
     counts[observations.trigger] = counts.get(observations.trigger, 0) + 1
@@ -218,17 +217,13 @@ def _find_hidden(joined: Joined) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]
     return find_hidden(joined.memory.hidden, visible, joined.observations.finished, settings.restart_after_seconds)
 
 
-def _has_activity(reading: GpuReading) -> bool:
-    return reading.activity is not None or any(mig.activity is not None for mig in reading.instances)
-
-
 def _capabilities(joined: Joined) -> dict[str, bool]:
     """Return each capability, sorted. Those of the kubelet's files do not exist on a machine without a kubelet."""
     identity = joined.identity.value if joined.identity else None
     readings = [gpu.reading for gpu in joined.inventory.gpus if gpu.reading]
     nvml = joined.observations.nvml
     capabilities = {
-        "gpm": any(map(_has_activity, readings)),
+        "gpm": any(reading.activity or any(mig.activity for mig in reading.instances) for reading in readings),
         "pid_visibility": joined.procs.pid_visibility,
         "process_utilization": any(reading.samples is not None for reading in readings),
         "xid_events": isinstance(nvml, Observed) and any(listener.since_seconds for listener in nvml.value.listening),

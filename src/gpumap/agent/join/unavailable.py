@@ -7,12 +7,12 @@ another way. A plugin that stops and a move to DRA look the same until then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
 from gpumap.agent.join.collection import Joined
-from gpumap.agent.join.inventory import KnownGpu, KnownLeaf
+from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.memory import Memory, UnlistedGpuMemory
 from gpumap.agent.join.settings import remember_since
 from gpumap.model.device_ids import pci_address
@@ -34,7 +34,7 @@ def has_seen_claim(joined: Joined) -> bool:
     """
     containers = (container for pod in joined.served_list.pods for container in pod.containers)
     drivers = {claim.driver for container in containers for claim in container.claims}
-    unlisted = bool(joined.pod_table.claims) and not joined.allocation.lists_claims
+    unlisted = bool(joined.pod_table.files.dra.claims) and not joined.allocation.lists_claims
     prepared = joined.identity is not None and bool(joined.identity.value.dra.prepared)
     return (
         joined.memory.claimed
@@ -124,31 +124,45 @@ CONTROLLER_3D, DRIVER = "0x0302", "nvidia"
 
 def find_unlisted_gpus(joined: Joined) -> tuple[UnlistedGpuMemory, MissingGpus | None, str]:
     """Return what to remember, and the missing GPUs; or `None` and why they cannot be judged."""
-    before, observations = joined.memory.missing_gpus, joined.observations
+    previous, observations = joined.memory.missing_gpus, joined.observations
     inventory, settings = joined.inventory, joined.settings
     why = settings.why_not_on_pci or _why_unjudged(observations, joined.procs)
     if why or not isinstance(observations.pci, Observed):
-        return UnlistedGpuMemory(before.listed_ids), None, why
-    finished, functions = observations.finished, observations.pci.value
-    bus_ids = [*(gpu.pci_bus_id for gpu in inventory.gpus), *(gpu.pci_bus_id for gpu in inventory.nameless)]
-    listed = {pci_address(bus_id) for bus_id in bus_ids} & {function.address for function in functions}
-    listed_ids = before.listed_ids | {function.device_id for function in functions if function.address in listed}
-    missing = [
-        function.address for function in functions if function.address not in listed and _is_gpu(function, listed_ids)
-    ]
-    # NVML may list a GPU with an address that is not on PCI, or without one: it may be any of them.
-    count = max(len(missing) - (len(bus_ids) - len(listed)), 0)
-    since = remember_since(before.since, missing if count else (), finished, is_gap=joined.is_gap)
-    levels = (*(() if joined.is_gap else before.levels[:count]), *[finished] * count)[:count]
+        return UnlistedGpuMemory(previous.listed_ids), None, why
+    finished = observations.finished
+    listed_ids, count, addresses = _unlisted_functions(previous.listed_ids, observations.pci.value, inventory)
+    since = remember_since(previous.since, addresses, finished, is_gap=joined.is_gap)
+    levels = (*(() if joined.is_gap else previous.levels[:count]), *[finished] * count)[:count]
     memory = UnlistedGpuMemory(listed_ids, since, levels)
-    addresses = tuple(address for address, moment in since.items() if finished.since(moment) >= settings.grace_seconds)
-    sure = min(len(addresses), sum(finished.since(moment) >= settings.grace_seconds for moment in levels))
+    lasting = tuple(address for address, moment in since.items() if finished.since(moment) >= settings.grace_seconds)
+    sure = min(len(lasting), sum(finished.since(moment) >= settings.grace_seconds for moment in levels))
     if sure:
-        return memory, MissingGpus(sure, addresses, finished.wall - finished.since(levels[0])), ""
+        return memory, MissingGpus(sure, lasting, finished.wall - finished.since(levels[0])), ""
     if count:
         problem = f"{counted(count, 'GPU')} on PCI {'is' if count == 1 else 'are'} not in NVML"
         return memory, None, f"{problem}, for less than {age(settings.grace_seconds)}"
     return memory, MissingGpus(), ""
+
+
+def _unlisted_functions(
+    known_ids: frozenset[str], functions: Sequence[PciFunction], inventory: Inventory
+) -> tuple[frozenset[str], int, Sequence[str]]:
+    """Return the PCI device ids of GPUs that NVML listed now or earlier, how many GPUs are missing, and the addresses
+    of the functions that may be these."""
+    bus_ids = [*(gpu.pci_bus_id for gpu in inventory.gpus), *(gpu.pci_bus_id for gpu in inventory.nameless)]
+    listed = {pci_address(bus_id) for bus_id in bus_ids} & {function.address for function in functions}
+    listed_ids = known_ids | {function.device_id for function in functions if function.address in listed}
+    addresses = [
+        function.address
+        for function in functions
+        if function.address not in listed
+        # NVML should list it: the driver has it, or it is a GPU of a kind that NVML listed.
+        if function.driver in ("", DRIVER) and not function.driver_override
+        if (function.class_code == CONTROLLER_3D and function.driver == DRIVER) or function.device_id in listed_ids
+    ]
+    # NVML may list a GPU with an address that is not on PCI, or without one: it may be any of them.
+    count = max(len(addresses) - (len(bus_ids) - len(listed)), 0)
+    return listed_ids, count, addresses if count else ()
 
 
 def _why_unjudged(observations: Observations, procs: ProcTable) -> str:
@@ -159,10 +173,3 @@ def _why_unjudged(observations: Observations, procs: ProcTable) -> str:
     if isinstance(observations.pci, Failed):
         return observations.pci.complaints[-1].detail
     return "" if observations.pci else "PCI was not read"
-
-
-def _is_gpu(function: PciFunction, listed_ids: frozenset[str]) -> bool:
-    """Return whether NVML should list a function: the driver has it, or it is a GPU of a kind that NVML listed."""
-    is_taken = function.driver not in ("", DRIVER) or function.driver_override
-    is_of_driver = function.class_code == CONTROLLER_3D and function.driver == DRIVER
-    return not is_taken and (is_of_driver or function.device_id in listed_ids)

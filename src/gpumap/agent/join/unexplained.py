@@ -72,7 +72,7 @@ class UnexplainedUse(NamedTuple):
 
 
 def watch_unexplained_use(
-    before: Mapping[Uuid, UnexplainedUse],
+    previous: Mapping[Uuid, UnexplainedUse],
     inventory: Inventory,
     processes: Mapping[Uuid, tuple[GpuProcess, ...]],
     procs: ProcTable,
@@ -95,7 +95,7 @@ def watch_unexplained_use(
                 siblings = [
                     sibling.uuid for sibling in reading.instances if sibling.gpu_instance_id == leaf.gpu_instance_id
                 ]
-            last_watch = before.get(uuid)
+            last_watch = previous.get(uuid)
             spans = last_watch.spans if last_watch and not settings.is_gap(last_watch.moment, moment) else {}
             listed = processes.get(uuid) if procs.pid_visibility else None
             pids = {process.pid for process in listed or ()}
@@ -120,10 +120,10 @@ def watch_unexplained_use(
     return watches
 
 
-def _span(before: Span | None, is_true: bool | None, moment: Moment) -> Span:
-    if before is not None and before.is_true is is_true:
-        return before
-    return Span(is_true, moment, has_begun=before is not None and before.is_true is False)
+def _span(previous: Span | None, is_true: bool | None, moment: Moment) -> Span:
+    if previous is not None and previous.is_true is is_true:
+        return previous
+    return Span(is_true, moment, has_begun=previous is not None and previous.is_true is False)
 
 
 def _is_numa(reading: GpuReading, driver_version: str) -> bool:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from gpumap.agent.join.attribution import Attributed, ContainerProcesses, LastProcess, LeafProcesses, User
+from gpumap.agent.join.attribution import Attributed, ContainerProcesses, LeafProcesses, User
 from gpumap.model.grouping import grouped, sum_all
 from gpumap.model.node import OTHER, HostUse, OwnerUse, Workload
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, Uuid
@@ -88,19 +88,6 @@ def ratio_of(time: float | None) -> float | None:
     return None if time is None else min(time, 1.0)
 
 
-class _EndedTime(NamedTuple):
-    """The pod of an ended process, and its time; `None` if some of the time may be another process's."""
-
-    pod_uid: PodUid | None
-    time: Ratios | None
-
-    def pod_ratios(self, uid: PodUid | None) -> Ratios | None:
-        """Return the time that belongs to a pod of the same name: all or nothing; `None` if unknown."""
-        if uid is None:
-            return None
-        return self.time if uid == self.pod_uid else _NO_TIME
-
-
 class LeafActivity(NamedTuple):
     """What GPM measured of a leaf since the last collection, and who used the leaf at both ends of that time.
 
@@ -161,8 +148,8 @@ class LeafUse:
     processes: LeafProcesses
     times: Mapping[int, Ratios | None]
     """Time of each process in this interval, by PID; `None` if unknown."""
-    ended_times: Mapping[ContainerName, list[_EndedTime]]
-    """Time of ended processes, by their container."""
+    ended_times: Sequence[tuple[Attributed, Ratios | None]]
+    """Ended processes with their time; `None` if some of it may be another process's."""
     has_samples: bool
     """The driver reports the time of processes."""
     partitioned: bool = False
@@ -179,10 +166,6 @@ class LeafUse:
     """`None` if GPM does not report it."""
     only_users_worked: bool = False
     """Samples show that no process worked but those of the `activity`'s users, and explain all of that."""
-    ended_work_times: Mapping[Workload, list[Ratios | None]] = field(default_factory=dict)
-    """Time of ended processes outside pods, by their work; `None` if some of it may be another process's."""
-    ended_pod_times: Mapping[PodUid, list[Ratios | None]] = field(default_factory=dict)
-    """Time of ended processes by their pod; `None` if some of it may be another process's."""
     zero_rows: frozenset[int] = frozenset()
     """PIDs with new rows of 0 % on all engines: they worked too little for a percent, or not at all."""
     unmeasured: frozenset[int] = frozenset()
@@ -211,7 +194,11 @@ class LeafUse:
         of_all = {**dict.fromkeys(idle, _NO_PROCESSES), **self.processes.by_container}
         for name, (items, memory_bytes, owner) in of_all.items():
             uid = uid_of.get(name.pod_name)
-            ended = [ended_time.pod_ratios(uid) for ended_time in self.ended_times.get(name, ())]
+            ended = [
+                time if uid else None  # without a UID, an ended process may be of another pod of the same name
+                for item, time in self.ended_times
+                if item.container == name and uid in (None, item.pod_uid)
+            ]
             times = self._known(*self._sum(items, ended))
             yield name, Measured(memory_bytes, len(items), times, owner, uid, self._sm_activity(name, uid))
 
@@ -219,9 +206,9 @@ class LeafUse:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
         processes = self.processes.by_owner.get(Owner.HOST, ())
         of_work = grouped((_shown_work(item.workload, names), item) for item in processes)
-        ended: dict[Workload, list[Ratios | None]] = {}
-        for work, samples in self.ended_work_times.items():
-            ended.setdefault(_shown_work(work, names), []).extend(samples)
+        ended = grouped(
+            (_shown_work(item.workload, names), time) for item, time in self.ended_times if item.owner is Owner.HOST
+        )
         uses = []
         for work, items in sorted(of_work.items()):
             times = self._known(*self._sum(items, ended.get(work, ())))
@@ -270,7 +257,7 @@ class LeafUse:
         """
         items = self.processes.by_pod.get(uid, ()) if uid is not None else ()
         pids = [item.process.pid for item in items]
-        ended = self.ended_pod_times.get(uid, ()) if uid is not None else ()
+        ended = [time for item, time in self.ended_times if item.pod_uid == uid] if uid is not None else []
         times = [*(self.times[pid] for pid in pids), *ended]
         by_gpm = self.activity.pod_worked(pod, uid) if self.activity is not None else False
         worked = by_gpm or any(time is not None and any(time) for time in times)
@@ -322,7 +309,7 @@ def measure_leaf(
         return LeafUse(
             processes,
             unknown,
-            {},
+            (),
             has_samples=False,
             partitioned=reading is None,
             has_short_process=activity is not None and works_unseen,
@@ -347,9 +334,7 @@ def measure_leaf(
         process = item.process
         # The driver counts MPS clients' time for their server: a client without a sample may have time.
         times[process.pid] = by_pid.get(process.pid, None if "M" in process.types else _NO_TIME)
-    ended_times: dict[ContainerName, list[_EndedTime]] = {}
-    ended_work_times: dict[Workload, list[Ratios | None]] = {}
-    ended_pod_times: dict[PodUid, list[Ratios | None]] = {}
+    ended_times: list[tuple[Attributed, Ratios | None]] = []
     reused = _reused_pids(processes, ended)
     for entry in ended:
         if entry.pid not in by_pid:
@@ -357,12 +342,7 @@ def measure_leaf(
         sample = by_pid[entry.pid]
         if entry.pid in reused:
             sample = times[entry.pid] = None  # a sample has only a PID, which several processes had
-        if entry.process.pod_uid is not None:
-            ended_pod_times.setdefault(entry.process.pod_uid, []).append(sample)
-        if entry.process.container is not None:
-            ended_times.setdefault(entry.process.container, []).append(_EndedTime(entry.process.pod_uid, sample))
-        elif entry.process.workload is not None:
-            ended_work_times.setdefault(entry.process.workload, []).append(sample)
+        ended_times.append((entry.process, sample))
     # A listed process that /proc does not have has just ended. Without an earlier list, its container is unknown.
     named = {entry.pid for entry in ended} | {
         item.process.pid for item in processes.attributed if item.start is not None
@@ -387,8 +367,6 @@ def measure_leaf(
         activity=activity,
         only_users_worked=has_no_rest
         and all(pid in of_users or not _is_busy(sample) for pid, sample in by_pid.items()),
-        ended_work_times=ended_work_times,
-        ended_pod_times=ended_pod_times,
         zero_rows=frozenset(pid for pid, ratios in sampled.items() if not any(ratios)),
         unmeasured=frozenset(
             item.process.pid
@@ -410,7 +388,7 @@ def _uncertain_pods(
     for entry in ended:
         if (
             entry.process.container is None
-            and entry.process.workload is None
+            and entry.process.owner is not Owner.HOST
             and _is_busy(by_pid.get(entry.pid, _NO_TIME))
         ):
             yield None
@@ -467,50 +445,30 @@ def certainly_idle(
             yield holder
 
 
-class OwnerInputs(NamedTuple):
-    """Which inputs of owners this snapshot has."""
-
-    visible: bool
-    """gpumap sees the processes of other containers."""
-    pods_named: bool
-    """There also is identity, so that UIDs have names."""
-    can_report_unassigned: bool
-    """List and identity are both of this collection."""
-
-
 def owner_uses(
-    memory: DeviceMemory | None, processes: LeafProcesses | None, siblings: tuple[Attributed, ...], inputs: OwnerInputs
+    memory: DeviceMemory | None,
+    processes: LeafProcesses | None,
+    siblings: tuple[Attributed, ...],
+    zero_owners: Iterable[Owner],
 ) -> tuple[OwnerUse, ...]:
     """Divide a leaf's memory among owners. With `unaccounted` the bytes add up to the used memory of the leaf.
 
-    `processes` is `None` if the driver lists no processes: then all of it is unaccounted.
+    `processes` is `None` if the driver lists no processes: then all of it is unaccounted. `zero_owners` are 0 if they
+    have no process.
     """
     items: dict[Owner, tuple[Attributed, ...]] = {}
     if processes is not None:
-        items = {**dict.fromkeys(_known_owners(inputs), ()), **processes.by_owner}
+        items = {**dict.fromkeys(zero_owners, ()), **processes.by_owner}
     if siblings:
         items[Owner.SIBLING] = siblings
-    uses = [OwnerUse(owner, _known_bytes(of_owner), len(of_owner)) for owner, of_owner in items.items()]
+    uses = []
+    for owner, of_owner in items.items():
+        known = [size for item in of_owner if (size := item.process.used_memory_bytes) is not None]
+        uses.append(OwnerUse(owner, sum(known) if known or not of_owner else None, len(of_owner)))
     if memory is not None:
         accounted = sum(use.memory_bytes or 0 for use in uses)
         uses.append(OwnerUse(Owner.UNACCOUNTED, memory.used_bytes - accounted, None))
     return tuple(sorted(uses, key=lambda use: use.owner))
-
-
-def _known_owners(inputs: OwnerInputs) -> Iterator[Owner]:
-    """Return the owners that are 0 if they have no process."""
-    yield Owner.UNKNOWN
-    if inputs.visible:
-        yield Owner.HOST
-        if inputs.pods_named:
-            yield Owner.ASSIGNED
-        if inputs.can_report_unassigned:
-            yield from (Owner.UNASSIGNED, Owner.GONE)
-
-
-def _known_bytes(items: tuple[Attributed, ...]) -> int | None:
-    known = [memory for item in items if (memory := item.process.used_memory_bytes) is not None]
-    return sum(known) if known or not items else None
 
 
 # --- processes that ended recently ------------------------------------------------------------------------------------
@@ -525,41 +483,41 @@ class EndedProcess(NamedTuple):
     """A process that ended. It used no SM time after `ended_by` (monotonic clock)."""
 
     pid: int
-    process: LastProcess
+    process: Attributed
     ended_by: float
 
 
 class RecentProcesses(NamedTuple):
     """The processes of a leaf's last reading, by PID, and those that ended recently: samples may contain them."""
 
-    last_processes: Mapping[int, LastProcess]
+    by_pid: Mapping[int, Attributed]
     users: frozenset[User | None]
     """Of the last reading."""
     ended: tuple[EndedProcess, ...] = ()
 
 
 def update_recent(
-    before: Mapping[Uuid, RecentProcesses],
+    previous: Mapping[Uuid, RecentProcesses],
     by_leaf: Mapping[Uuid, LeafProcesses],
     known: Container[Uuid],
     timestamp: float,
 ) -> dict[Uuid, RecentProcesses]:
     """Find the processes that ended since the last collection. A leaf that does not answer keeps its processes."""
-    recent = {leaf: recent_processes for leaf, recent_processes in before.items() if leaf in known}
+    recent = {leaf: recent_processes for leaf, recent_processes in previous.items() if leaf in known}
     recent.update((leaf, _update_leaf(recent.get(leaf), processes, timestamp)) for leaf, processes in by_leaf.items())
     return recent
 
 
-def _update_leaf(before: RecentProcesses | None, processes: LeafProcesses, timestamp: float) -> RecentProcesses:
-    present = processes.last_processes
-    if before is None:
+def _update_leaf(previous: RecentProcesses | None, processes: LeafProcesses, timestamp: float) -> RecentProcesses:
+    present = processes.by_pid
+    if previous is None:
         return RecentProcesses(present, processes.users)
-    if present is before.last_processes and not before.ended:
-        return before
+    if present is previous.by_pid and not previous.ended:
+        return previous
     # NVML lists it and /proc does not have it: it may be one of the ended ones, and still compute.
     unseen = {process.pid for process in processes.listed} - present.keys()
-    ended = [entry._replace(ended_by=timestamp) if entry.pid in unseen else entry for entry in before.ended]
-    ended += [EndedProcess(pid, process, timestamp) for pid, process in before.last_processes.items()]
+    ended = [entry._replace(ended_by=timestamp) if entry.pid in unseen else entry for entry in previous.ended]
+    ended += [EndedProcess(pid, process, timestamp) for pid, process in previous.by_pid.items()]
     return RecentProcesses(
         present,
         processes.users,

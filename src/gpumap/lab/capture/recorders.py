@@ -247,7 +247,7 @@ class RecordingIdentity:
             self.recorded = {source: _why(source, error.complaints) for source in ("checkpoint", "pod_logs")}
             raise
         identity, (before, kept_files) = answer.value, self._last
-        recorded: Recorded = {**kept_files, "shares": sharing_files(identity.noted, identity.shares)}
+        recorded: Recorded = {**kept_files, "shares": sharing_files(identity.sharing.links, identity.sharing.shares)}
         if identity.checkpoint is None:
             recorded["checkpoint"] = _why("checkpoint", answer.complaints)
         elif identity.checkpoint is not before.checkpoint:
