@@ -31,12 +31,10 @@ from gpumap.agent.join.unavailable import UnofferedGpus
 from gpumap.agent.join.usage import (
     UNKNOWN_TIMES,
     LeafUse,
-    Measured,
     Sign,
     Times,
     certainly_idle,
     owner_uses,
-    ratio_of,
 )
 from gpumap.model import remedies
 from gpumap.model.grouping import grouped
@@ -258,11 +256,12 @@ def containers(joined: Joined) -> Containers:
         reservations = joined.allocation.reservations
         is_shared = sum(holder.pod_name not in reservations for holder in _holders_of(joined, leaf)) > 1
         watches |= history.watch_pods(leaf, use, idle)
-        for name, measured in use.container_uses(idle, joined.uids):
+        for name, owner, sm_ratio, measured in use.container_uses(idle, joined.uids):
             key = name, leaf
-            uses[key] = measured.owner, history.use_of(key, measured, known.profile)
-            if measured.times.sm_ratio is not None:
-                sm_ratios[key] = measured.times.sm_ratio
+            peak_bytes = history.peak_bytes(key, measured, known.profile)
+            uses[key] = owner, structs.replace(measured, memory_peak_bytes=peak_bytes)
+            if sm_ratio is not None:
+                sm_ratios[key] = sm_ratio
             activity = measured.sm_activity_ratio
             # Where several containers hold a device, its activity is often unknown. A counter would hide that.
             if activity is not None and known.share is not None and not is_shared:
@@ -341,27 +340,13 @@ class _HistoryUpdate:
             self._pods[key] = remember(previous_at_rest if has_lasted else previous, work)
             yield key, watch_of(self._pods[key], work, is_certain=_is_certain(joined, pod, uid))
 
-    def use_of(self, key: Key, measured: Measured, profile: str) -> Use:
-        """Return the use of a container with its peak."""
+    def peak_bytes(self, key: Key, use: Use, profile: str) -> int | None:
+        """Return the largest memory of a container; `None` if it is unknown, or may be that of an earlier pod."""
         peak = self._peaks.get(key)
-        if peak is None or measured.pod_uid or not peak.pod_uid:
-            peak = remember_peak(peak, measured.memory_bytes, measured.pod_uid, profile, self._moment)
-            self._peaks[key] = peak
-            peak_bytes = peak.peak_bytes if measured.memory_bytes is not None else None
-        else:
-            peak_bytes = None  # it may be the peak of an earlier pod
-        times = measured.times
-        return Use(
-            memory_bytes=measured.memory_bytes,
-            memory_peak_bytes=peak_bytes,
-            processes=measured.processes,
-            sm_ratio=ratio_of(times.sm_ratio),
-            memory_controller_busy_ratio=ratio_of(times.memory_controller_busy_ratio),
-            encoder_ratio=ratio_of(times.encoder_ratio),
-            decoder_ratio=ratio_of(times.decoder_ratio),
-            pod_uid=measured.pod_uid,
-            sm_activity_ratio=measured.sm_activity_ratio,
-        )
+        if peak is not None and peak.pod_uid and not use.pod_uid:
+            return None
+        peak = self._peaks[key] = remember_peak(peak, use.memory_bytes, use.pod_uid, profile, self._moment)
+        return peak.peak_bytes if use.memory_bytes is not None else None
 
     def finish(self) -> History:
         """Return the history, also of pods that this collection did not measure."""

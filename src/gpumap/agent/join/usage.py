@@ -12,29 +12,15 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from gpumap.agent.join.attribution import Attributed, ContainerProcesses, LeafProcesses, User
 from gpumap.model.grouping import grouped, sum_all
-from gpumap.model.node import OTHER, HostUse, OwnerUse, Workload
+from gpumap.model.node import OTHER, HostUse, OwnerUse, Use, Workload
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, Uuid
 from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
 
 ACTIVE_RATIO, RESTING_RATIO = 0.01, 0.001
 """GPM's activity from which on a device works, and below which it rests: an idle CUDA context does not read exactly 0.
 Between the two, nothing is known."""
-
-
-class Measured(Struct, frozen=True):
-    """Measurements of one container on one leaf in one collection."""
-
-    memory_bytes: int | None
-    processes: int
-    times: Times
-    owner: Owner
-    pod_uid: PodUid | None
-    sm_activity_ratio: float | None = None
-    """GPM's, of its device."""
 
 
 class Sign(enum.Enum):
@@ -186,10 +172,10 @@ class LeafUse:
 
     def container_uses(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
-    ) -> Iterator[tuple[ContainerName, Measured]]:
-        """Return the sums of each container; 0 for the `idle` holders.
+    ) -> Iterator[tuple[ContainerName, Owner, float | None, Use]]:
+        """Yield each container with its owner, its SM time, which may exceed 1, and its use without a peak.
 
-        `uid_of` has every pod with measured processes.
+        The `idle` holders use 0. `uid_of` has every pod with measured processes.
         """
         of_all = {**dict.fromkeys(idle, _NO_PROCESSES), **self.processes.by_container}
         for name, (items, memory_bytes, owner) in of_all.items():
@@ -200,7 +186,18 @@ class LeafUse:
                 if item.container == name and uid in (None, item.pod_uid)
             ]
             times = self._known(*self._sum(items, ended))
-            yield name, Measured(memory_bytes, len(items), times, owner, uid, self._sm_activity(name, uid))
+            use = Use(
+                memory_bytes=memory_bytes,
+                memory_peak_bytes=None,
+                processes=len(items),
+                sm_ratio=ratio_of(times.sm_ratio),
+                memory_controller_busy_ratio=ratio_of(times.memory_controller_busy_ratio),
+                encoder_ratio=ratio_of(times.encoder_ratio),
+                decoder_ratio=ratio_of(times.decoder_ratio),
+                pod_uid=uid,
+                sm_activity_ratio=self._sm_activity(name, uid),
+            )
+            yield name, owner, times.sm_ratio, use
 
     def host_uses(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""

@@ -33,13 +33,13 @@ _MAY_STILL_LISTEN = frozenset({"deadline_exceeded"})
 class GpuXidMemory(NamedTuple):
     """XID errors and blind time of one GPU."""
 
-    errors: Mapping[int, int]
+    errors: Mapping[int, int] = MappingProxyType({})
     """Events by XID code."""
-    blind_seconds: float
-    settled_until: float | None
+    blind_seconds: float = 0.0
+    settled_until: float | None = None
     """Monotonic: until then every second had a listener or is in `blind_seconds`. `None`: counting starts at the next
     reading, because the GPU is not on the node."""
-    listened: bool
+    listened: bool = False
     """Whether there was ever a listener for it. A GPU that does not support XID events is not shown."""
     last_code: int | None = None
     """XID code of the last event."""
@@ -56,11 +56,11 @@ class GpuXidMemory(NamedTuple):
 class ContainerXidMemory(NamedTuple):
     """XID errors of one container on one device. There is none without errors."""
 
-    errors: Mapping[int, int]
+    errors: Mapping[int, int] = MappingProxyType({})
     """Events by XID code."""
-    kept_until: float
+    kept_until: float = 0.0
     """Monotonic time at which gpumap forgets it, if the container is not present again."""
-    seen_at: float
+    seen_at: float = 0.0
     """Monotonic time at which the container was last present on the GPU."""
 
 
@@ -106,7 +106,7 @@ def count_xids(
     present_gpus = {*here, *events}
     away = [uuid for uuid in previous.gpus if uuid not in present_gpus]  # the longest absent first
     for uuid in (*away[-GPUS_AWAY_MAX:], *sorted(present_gpus)):
-        counted = _note_reset(previous.gpus.get(uuid, _UNSEEN), readings.get(uuid), is_reloaded=is_reloaded)
+        counted = _note_reset(previous.gpus.get(uuid, GpuXidMemory()), readings.get(uuid), is_reloaded=is_reloaded)
         counted = _add_events(counted, events.get(uuid, []), nvml.at.wall)
         if uuid in here:
             counted = _settle(counted, uuid, nvml, previous.read_at, OPEN_SECONDS + apart)
@@ -134,9 +134,6 @@ def count_xids(
             for code, errors in sorted(remembered.errors.items())
         ),
     )
-
-
-_UNSEEN = GpuXidMemory({}, 0.0, None, listened=False)
 
 
 def _add(errors: Mapping[int, int], events: Iterable[XidError]) -> Mapping[int, int]:
@@ -230,7 +227,7 @@ def _keep(
         for uuid in (container.uuid, container.gpu)
     }
     for key in {*previous, *new_events}:
-        memory = previous.get(key, _NO_ERRORS)
+        memory = previous.get(key, ContainerXidMemory())
         if key in here or key in new_events:
             memory = ContainerXidMemory(_add(memory.errors, new_events.get(key, ())), finished + KEPT_SECONDS, finished)
         elif not complete:
@@ -238,9 +235,6 @@ def _keep(
         if memory.kept_until > finished:
             kept_errors[key] = memory
     return kept_errors
-
-
-_NO_ERRORS = ContainerXidMemory({}, 0.0, 0.0)
 
 
 # --- rows of the snapshot ---------------------------------------------------------------------------------------------
