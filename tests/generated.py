@@ -167,8 +167,10 @@ def runs(draw: st.DrawFn, check: Callable[[TestNode, Snapshot], None] | None = N
             gpu.late_samples = draw(st.sampled_from([(), (), (SHORT,)]))
         if draw(st.booleans()) and node.pods:
             pod = draw(st.sampled_from(node.pods))
-            alive = any(one.listed for one in node.pods if one.name == pod.name and one is not pod)
-            pod.listed = not pod.listed and not alive  # never two pods of one name
+            namesakes = [other for other in node.pods if other.name == pod.name and other is not pod]
+            # Never two pods of one name, and none that has a successor.
+            may_be_listed = not any(other.listed or other.generation > pod.generation for other in namesakes)
+            pod.listed = not pod.listed and may_be_listed
         if node.pods and draw(st.integers(0, 3)) == 0:
             _recreate(draw, node, draw(st.sampled_from(node.pods)))
         if node.pods and draw(st.integers(0, 3)) == 0:  # a disk cleaner

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from msgspec import structs
 
-from gpumap.agent.join import Memory, Rules, step
+from gpumap.agent.join import JoinSettings, Memory, step
 from gpumap.model.node import ContainerOnDevice, Use, Workload
 from gpumap.model.observations import (
     CgroupKind,
@@ -44,6 +44,7 @@ from gpumap.model.observations import (
     ReportedPod,
     ResourceDevices,
     ScheduledShare,
+    SharingContainers,
 )
 from gpumap.model.readings import (
     SAMPLES_OLD,
@@ -63,7 +64,7 @@ T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)
 
 GIB = 1 << 30
-RULES = Rules(
+RULES = JoinSettings(
     is_trusted=lambda _: False,
     idle_after_seconds=300.0,
     grace_seconds=120.0,
@@ -270,7 +271,7 @@ class TestNode:
     scheduler_files_complete: bool = True
     ended: set[str] = field(default_factory=set)
     """Names of pods without a process in /proc."""
-    rules: Rules = RULES
+    rules: JoinSettings = RULES
     trigger: str = "interval"
     left_out: set[str] = field(default_factory=set)
     """Resources with devices that an old kubelet does not list."""
@@ -377,9 +378,7 @@ class TestNode:
             self._same(logs),
             dra,
             self._reported(),
-            self.shares,
-            self.noted,
-            self.scheduler_files_complete,
+            SharingContainers(self.noted, self.shares, self.scheduler_files_complete),
             self.pods_at if self.kept_pods is not None else self.clock,
         )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from gpumap.agent.join import describe
+from gpumap.agent.join import node_parts
 from gpumap.agent.judgement.free import add_free
 from gpumap.agent.judgement.judge import judge
 from gpumap.model import remedies
@@ -81,7 +81,7 @@ def with_node(snapshot: Snapshot, **changed: object) -> Snapshot:
     """The snapshot with other parts of its node; its containers are those of the node's devices. Remedies follow."""
     node = structs.replace(snapshot.node, **changed)
     missing = remedies.capability_remedies(node.capabilities, gpu_answers=any(gpu.reading for gpu in node.gpus))
-    node = structs.replace(node, gpus=describe.gpus(node.gpus, node.xids), remedies=missing)
+    node = structs.replace(node, gpus=node_parts.gpus(node.gpus, node.xids), remedies=missing)
     if "judged" not in changed:
         node = judged(node, snapshot.processes)
     rows = [one for device in node.devices for one in device.containers]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.agent.join.rules import LATE_SECONDS
+from gpumap.agent.join.settings import LATE_SECONDS
 from gpumap.model.node import ContainerAccount, GpuAccount
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot

@@ -21,6 +21,7 @@ from gpumap.model.findings import sort_findings
 from gpumap.model.node import Finding, Gpu, GpuXids, NamelessGpu, Node
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Uuid, XidError
+from gpumap.model.remedies import FAULTS
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import GPU_CONDITIONS
 from tests.agent import run_agent
@@ -151,8 +152,9 @@ def test_a_gpu_counts_once() -> None:
     ]
     assert BROKEN.finding_sums["faults"] == 1
     said = "GPU 1 fell off the bus: drain the node, then reboot it; also recovery_node_reboot, xid_79"
+    line = f"{said}. {FAULTS['lost']}"
     for show in (map_table, top_table):
-        assert [line for line in show(BROKEN, Shape()).splitlines() if line.startswith("GPU 1 ")] == [f"{said}."]
+        assert [row for row in show(BROKEN, Shape()).splitlines() if row.startswith("GPU 1 ")] == [line]
     assert [check.check for check in doctor_checks(BROKEN) if check.check.startswith("gpu/")] == ["gpu/1"]
     assert check(BROKEN).code == 1
     assert check(BROKEN).line == f"{said[:77]}..."

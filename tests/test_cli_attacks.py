@@ -261,8 +261,8 @@ _SLUID = "s0123456789ABC"
 _UUID = "a1b2c3d4-0000-0000-0000-00000000000f"
 _EXPRESSIONS = [
     (dcgm_entities._COMPUTE_INSTANCE, "", "1", ""),
-    (device_ids._DRA_NAMES[1].pattern, "gpu-0-mig-", "a", "!"),
-    (device_ids._DRA_NAMES[1].pattern, "gpu-0-mig-a", "-1", "!"),
+    (device_ids._DRA_NAMES[1][1], "gpu-0-mig-", "a", "!"),
+    (device_ids._DRA_NAMES[1][1], "gpu-0-mig-a", "-1", "!"),
     (args._MATCH, "a='b'", " ", "!"),
     (args._MATCH, "a='", "\\'", ""),
     (args._MATCH, "", "a='b',", "!"),

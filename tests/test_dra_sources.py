@@ -491,7 +491,7 @@ def test_table_is_rebuilt_when_claims_change() -> None:
     assert found.is_made_from(identity)
     assert found.is_made_from(PodIdentity(identity.checkpoint, None, DraState(claims, (device(),))))
     assert not found.is_made_from(PodIdentity(identity.checkpoint, None, DraState((ClaimPods("ml", "a", (TWO,)),))))
-    assert not found.is_made_from(None)
+    assert not found.is_made_from(PodIdentity(None, None))
 
 
 # --- all together -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumap.agent.join.needs_restart import COLLECTIONS, HiddenMemory, VisibleMigDevices, find_hidden
-from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
+from gpumap.agent.join.settings import RESTART_AFTER_SECONDS
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot

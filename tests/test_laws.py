@@ -68,7 +68,7 @@ def truth_of(node: TestNode) -> Window:
             pods[id(one.pod)] if one.pod else None,
             one.pod.full(one.container) if one.pod else None,
             {one.leaf: one.memory},
-            is_hidden=not one.readable or one.left or bool(one.pod and not is_well_known(one.pod)),
+            is_hidden=not one.readable or one.left or bool(one.pod and not is_well_known(node, one.pod)),
         )
         for one in node.processes
     ]
@@ -130,8 +130,14 @@ def with_shares(node: TestNode, pod: Pod) -> bool:
     return bool(pod.shares) or pod.uid in {one.pod_uid for one in node.shares}
 
 
-def is_well_known(pod: Pod) -> bool:
-    return pod.listed and pod.in_checkpoint and pod.has_tree and pod.has_links
+def is_well_known(node: TestNode, pod: Pod) -> bool:
+    """Whether the sources name its UID, and no other one for its name (contract, "Owners": two log trees)."""
+    namesakes = [other for other in node.pods if other is not pod and (other.namespace, other.name) == pod.full()[:2]]
+    has_rows = any(pod.ids.values())
+    is_ambiguous = not node.reports_pods and any(
+        other.has_tree and (other.in_checkpoint or not has_rows) for other in namesakes
+    )
+    return pod.listed and pod.in_checkpoint and pod.has_tree and pod.has_links and not is_ambiguous
 
 
 def ids_of(node: TestNode) -> Counter[tuple[ContainerName, str]]:

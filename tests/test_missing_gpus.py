@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.flags import add_flags
-from gpumap.agent.service import rules_of
+from gpumap.agent.service import join_settings_of
 from gpumap.agent.settings import resolve
 from gpumap.agent.sources.pci import RELIST_SECONDS, PciSource
 from gpumap.cli.commands.doctor import doctor_checks
@@ -253,7 +253,7 @@ def test_what_hides_gpus_by_choice(flags: tuple[str, ...], variables: dict[str, 
     """A container that has only some GPUs, and a driver that is released between collections."""
     parser = argparse.ArgumentParser()
     add_flags(parser)
-    assert (rules_of(resolve(parser.parse_args(flags), variables)).why_not_on_pci == "") == can_judge
+    assert (join_settings_of(resolve(parser.parse_args(flags), variables)).why_not_on_pci == "") == can_judge
 
 
 async def test_the_demo_shows_it(directory: Path) -> None:

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from gpumap.agent.join import Memory, step
 from gpumap.agent.join.pcie import PcieCount, count_pcie
-from gpumap.agent.join.rules import GPUS_AWAY_MAX
+from gpumap.agent.join.settings import GPUS_AWAY_MAX
 from gpumap.agent.metrics.device import LINKS
 from gpumap.model.observations import Observed
 from gpumap.model.readings import Uuid

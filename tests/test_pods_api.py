@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.agent.join.describe import device_health
+from gpumap.agent.join.node_parts import device_health
 from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
@@ -475,7 +475,7 @@ def test_it_names_containers_and_pods_that_are_not_listed() -> None:
 
 def test_table_is_rebuilt_when_the_pods_api_changes() -> None:
     found = table([listed("one")], [POD])
-    assert found.is_made_from(PodIdentity(None, None, pods=found.reported))
+    assert found.is_made_from(PodIdentity(None, None, pods=found.files.pods))
     assert not found.is_made_from(PodIdentity(None, None, pods=None))
 
 

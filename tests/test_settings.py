@@ -14,7 +14,7 @@ import pytest
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.flags import DEFAULT_GROUPS, FLAGS, Flag, add_flags
 from gpumap.agent.metrics import GROUPS
-from gpumap.agent.service import rules_of
+from gpumap.agent.service import join_settings_of
 from gpumap.agent.settings import Listen, Settings, parse_listen, resolve
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import parse_duration
@@ -347,13 +347,13 @@ def test_a_path_that_cannot_be_looked_at_is_a_source_that_is_down(paths: Path, f
 
 def test_namespaces_of_reservations_and_of_trusted_pods() -> None:
     """The whole namespace must match. Without the flag, no pod is trusted."""
-    rules = rules_of(settle())
+    rules = join_settings_of(settle())
     assert [rules.is_reserving(name) for name in ("runai-reservation", "runai-reservation-2", "ml")] == [
         True,
         False,
         False,
     ]
     assert not rules.is_trusted("")
-    rules = rules_of(settle("--reservation-namespace", "gpu-.+", "--trust-namespace", "ray|slurm"))
+    rules = join_settings_of(settle("--reservation-namespace", "gpu-.+", "--trust-namespace", "ray|slurm"))
     assert [rules.is_reserving(name) for name in ("gpu-pool", "gpu-", "runai-reservation")] == [True, False, False]
     assert [rules.is_trusted(name) for name in ("ray", "slurm", "ray-2")] == [True, True, False]

@@ -102,6 +102,22 @@ def test_recreated_pod_of_the_same_name_is_distinguished_from_its_predecessor() 
     assert [pod.uid for pod in snapshot.node.pods] == [new.uid]
 
 
+def test_recreated_pod_is_unknown_while_both_pods_have_a_row_and_a_log_tree() -> None:
+    """Two UIDs are possible for the name: neither process has an owner, until the kubelet removes the old log tree."""
+    old = Pod("ml", "db", {"main": {"nvidia.com/gpu": [CARD]}})
+    new = replace(old, generation=1)
+    node = TestNode([Gpu(0)], [old], [Process(10, CARD, old)])
+    node.collect()
+    old.listed = False
+    node.pods.append(new)
+    node.processes.append(Process(11, CARD, new, memory=3 * GIB))
+    node.collect()
+    assert owners(node.collect(), CARD)["unknown"] == 4 * GIB
+    old.has_tree = False
+    node.collect()
+    assert owners(node.collect(), CARD)["assigned"] == 3 * GIB
+
+
 def test_card_handed_on_within_one_interval_takes_no_process_along() -> None:
     """A card goes from one pod to the next while the checkpoint still has the old row: the old process is not the new
     pod's, not even for one collection."""

@@ -27,7 +27,7 @@ from gpumap.cli.watch import _show
 from gpumap.model.devices import sources_up
 from gpumap.model.findings import judged_kinds
 from gpumap.model.node import Device, Node, decode
-from gpumap.model.remedies import FINDINGS
+from gpumap.model.remedies import FINDINGS, finding_remedy
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
 from tests.command import run_command_in_loop
@@ -627,12 +627,13 @@ def test_a_gpu_that_needs_repair_is_named() -> None:
     """It answers, so its rows are as ever; a line below them says what to do, of `waste` where to look."""
     found = published(busy().collect())
     well, gpu = found.gpus
-    rows = changed(changed_in(gpu, "reading", row_remap_pending=True), remedies={"row_remap_pending": "Reset it."})
-    asks = changed(gpu, recovery_action="gpu_reset", remedies={"recovery_action": "End its work."})
-    for broken, said in (
-        (rows, "GPU 1 needs a reset to replace bad memory rows. Reset it."),
-        (asks, "GPU 1 requires a reset: end its work, then reset it. End its work."),
+    rows = changed_in(gpu, "reading", row_remap_pending=True)
+    asks = changed(gpu, recovery_action="gpu_reset")
+    for broken, why, reason in (
+        (rows, "GPU 1 needs a reset to replace bad memory rows", "row_remap_pending"),
+        (asks, "GPU 1 requires a reset: end its work, then reset it", "recovery_gpu_reset"),
     ):
+        said = f"{why}. {finding_remedy('fault', reason, 1)}"
         node = judged_again(found, gpus=(well, broken))
         assert said in map_table(node, Shape()).splitlines()
         assert said in top_table(node, Shape()).splitlines()

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from gpumap.agent.join import step
 from gpumap.agent.join.inventory import KnownGpu, take_inventory
-from gpumap.agent.join.rules import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
+from gpumap.agent.join.settings import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
 from gpumap.agent.join.xids import CARRIED_SECONDS, JITTER_SECONDS, XidMemory, count_xids
 from gpumap.agent.nvml_worker.wire import ListeningMessage, ListeningPeriod, XidMessage
 from gpumap.agent.sources.nvml_state import MOST_EVENTS, XidEvents

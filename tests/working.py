@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from msgspec import structs
 
 from gpumap.agent.collect import BURST_INTERVAL_SECONDS, BURST_SECONDS, burst_start
-from gpumap.agent.join import Memory, Rules, step
+from gpumap.agent.join import JoinSettings, Memory, step
 from gpumap.agent.nvml_worker.processes import Sampler, SampleRow
 from gpumap.model.node import Finding
 from gpumap.model.observations import Observations, Observed
@@ -169,7 +169,7 @@ class WorkingNode:
     seconds: float = 1000.0
     refused: frozenset[int] = frozenset()
     """GPUs with samples and GPM that are refused in this collection."""
-    rules: Rules = RULES
+    rules: JoinSettings = RULES
     driver: Callable[[int], Driver] = lambda _: MeanDriver()
     """Makes the driver of a GPU by its index."""
     change: Callable[[], None] = lambda: None

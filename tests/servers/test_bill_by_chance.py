@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpumap.agent.join.rules import KEPT_SECONDS
+from gpumap.agent.join.settings import KEPT_SECONDS
 from gpumap.cli.bill.promql import ENERGY, HELD
 from tests.prometheus import prometheus
 from tests.scraped import Samples, store

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpumap.agent.join.rules import KEPT_SECONDS
+from gpumap.agent.join.settings import KEPT_SECONDS
 from gpumap.cli.args import server_of
 from gpumap.cli.bill.promql import (
     ENERGY,

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from gpumap.agent.changes import log_changes
 from gpumap.agent.executors import SerialExecutor
-from gpumap.agent.join import Memory, Rules, step
+from gpumap.agent.join import JoinSettings, Memory, step
 from gpumap.agent.sources.inotify import Watcher
 from gpumap.model.device_ids import pci_address
 from gpumap.model.observations import (
@@ -115,7 +115,7 @@ class Collector:
     def __init__(
         self,
         sources: Sources,
-        rules: Rules,
+        rules: JoinSettings,
         *,
         interval_seconds: float,
         publish: Callable[[Snapshot], None],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from gpumap.agent.judgement.unjudged import sentences
-from gpumap.model.devices import add_others, add_processes, place_of
+from gpumap.model.devices import add_processes, other_uses, place_of
 from gpumap.model.findings import judged_kinds, sums
 from gpumap.model.node import Device, Gpu, Node
 from gpumap.model.readings import GpuReading, MigInstance
@@ -68,7 +68,7 @@ def _gpu(gpu: Gpu) -> Gpu:
 
 def _device(device: Device) -> Device:
     """Return a device with its other use, and without what it has in a better form."""
-    device = add_others(device)
+    device = structs.replace(device, others=tuple(other_uses(device)))
     if device.mig is None:
         return device
     return structs.replace(device, mig=structs.replace(device.mig, **NOT_PUBLISHED[MigInstance]))

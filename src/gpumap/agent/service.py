@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from gpumap import __version__
 from gpumap.agent.collect import Collector, Sources, deadline_seconds, now
 from gpumap.agent.dialects import DIALECTS
-from gpumap.agent.join import Rules
-from gpumap.agent.join.rules import RESTART_AFTER_SECONDS
+from gpumap.agent.join import JoinSettings
+from gpumap.agent.join.settings import RESTART_AFTER_SECONDS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.own_process import clients_max, release_by_signal, stop_by_signal
 from gpumap.agent.settings import Listen, Settings
@@ -131,7 +131,7 @@ async def collector(
     claims = settings.dra_state, settings.dra_driver_checkpoint
     watched = places(settings.kubelet_socket, settings.checkpoint_candidates, claims, settings.pod_log_root)
     watcher = Watcher(watched if settings.push else ())
-    rules = rules_of(settings, restart_after_seconds)
+    rules = join_settings_of(settings, restart_after_seconds)
     pci = None if rules.why_not_on_pci else PciSource(settings.sys, lambda: clock().monotonic)
     loop = Collector(
         Sources(nvml, procfs, read_identity, kubelet, watcher, pci),
@@ -155,13 +155,13 @@ async def collector(
         await asyncio.gather(*(source.close() for source in (nvml, kubelet) if source is not None))
 
 
-def rules_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SECONDS) -> Rules:
+def join_settings_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SECONDS) -> JoinSettings:
     """Return the decisions of the user that a collection needs."""
     has_all_gpus = settings.visible_devices == "all"
     why_not_on_pci = "" if has_all_gpus else "NVIDIA_VISIBLE_DEVICES gives gpumap only some GPUs"
     if settings.nvml_release:
         why_not_on_pci = "with --nvml-release, a GPU may be unbound from the driver at any time"
-    return Rules(
+    return JoinSettings(
         node_name=settings.node_name,
         internal_ip=settings.node_ip,
         is_gpu_resource=_matcher(settings.resource),

@@ -83,8 +83,11 @@ def _membership(
 ) -> CgroupMembership:
     believed = [path for path in all_paths if not _is_in_session_of_others(path, own_paths)]
     possible = all_paths if has_kubelet else [path for path in all_paths if not _has_work_outside_pods(path)]
-    if any(_has_unparsed_pod(path) or (path not in believed and _pods(path)) for path in possible):
-        return CgroupMembership(CgroupKind.UNKNOWN)
+    for path in possible:
+        first = _POD.search(path)
+        # The outermost pod has a UID of an unknown form, or a user may have made its directory.
+        if _PODLIKE.match(path, 0, first.start() if first else len(path)) or (first and path not in believed):
+            return CgroupMembership(CgroupKind.UNKNOWN)
     named = [pods for path in possible if (pods := _pods(path))]
     if named:
         pods = _agreed(named)
@@ -109,12 +112,6 @@ def _kind_outside_pods(all_paths: tuple[str, ...], own_is_root: bool, has_kubele
     if placed and all(_is_own_sibling(path) for path in placed):
         return CgroupKind.UNKNOWN
     return CgroupKind.UNKNOWN if any(_CRI_CONTAINER.search(path) for path in placed) else CgroupKind.HOST
-
-
-def _has_unparsed_pod(path: str) -> bool:
-    """Whether the outermost pod of a path has a UID of an unknown form."""
-    first = _POD.search(path)
-    return _PODLIKE.match(path, 0, first.start() if first else len(path)) is not None
 
 
 def _has_work_outside_pods(path: str) -> bool:

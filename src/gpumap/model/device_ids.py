@@ -7,6 +7,7 @@ which ids can be trusted: some name another GPU than the container gets.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -77,13 +78,8 @@ class Meaning(NamedTuple):
     device: DeviceRef | None
 
 
-class _Shape(NamedTuple):
-    name: str
-    pattern: re.Pattern[str]
-
-
-def _shape(name: str, pattern: str) -> _Shape:
-    return _Shape(name, re.compile(pattern, re.ASCII))
+def _shape(name: str, pattern: str) -> tuple[str, re.Pattern[str]]:
+    return name, re.compile(pattern, re.ASCII)
 
 
 # The shapes of every known plugin; no string has two. `plugins` lists which plugin makes which.
@@ -159,11 +155,10 @@ def is_gpu(uuid: Uuid) -> bool:
     return uuid.startswith("GPU-")
 
 
-def _first(shapes: tuple[_Shape, ...], text: str) -> Meaning | None:
-    for shape in shapes:
-        match = shape.pattern.fullmatch(text)
-        if match:
-            return Meaning(shape.name, _device(shape.name, match.groupdict()))
+def _first(shapes: Iterable[tuple[str, re.Pattern[str]]], text: str) -> Meaning | None:
+    for name, pattern in shapes:
+        if match := pattern.fullmatch(text):
+            return Meaning(name, _device(name, match.groupdict()))
     return None
 
 

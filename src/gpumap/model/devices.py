@@ -18,28 +18,19 @@ _NO_USERS = (Owner.GONE, Owner.MPS_SERVER)
 """Processes of these owners belong to no container, also if a user of the device has the same name."""
 
 
-class InNamespace(Protocol):
+class HasNamespace(Protocol):
     """An entry that may belong to a namespace."""
 
     @property
     def namespace(self) -> str | None: ...
 
 
-class OfContainer(InNamespace, Protocol):
-    """An entry that may belong to a container."""
-
-    @property
-    def pod(self) -> str | None: ...
-    @property
-    def container(self) -> str | None: ...
+Owned = TypeVar("Owned", bound=HasNamespace)
 
 
-Owned = TypeVar("Owned", bound=InNamespace)
-
-
-def container_of(entry: OfContainer) -> ContainerName:
-    """Return the entry's container. Names that it does not have are empty."""
-    return ContainerName(entry.namespace or "", entry.pod or "", entry.container or "")
+def container_of(process: Process) -> ContainerName:
+    """Return the container of a process. Names that are not known are empty."""
+    return process.name or NO_CONTAINER
 
 
 # --- devices and their containers -------------------------------------------------------------------------------------
@@ -80,16 +71,6 @@ def device_name(device: Device) -> str:
     if mig is None:
         return str(device.index)
     return f"{device.index}/{mig.gpu_instance_id}/{mig.compute_instance_id} {mig.profile}"
-
-
-def grantees(device: Device) -> list[ContainerOnDevice]:
-    """Return the holders with a grant of their own: those that are no scheduler's reservation."""
-    return [row for row in device.containers if row.holds and not row.reservation]
-
-
-def add_others(device: Device) -> Device:
-    """Return the device with its other use: `others`."""
-    return structs.replace(device, others=tuple(other_uses(device)))
 
 
 def other_uses(device: Device) -> Iterator[OtherUse]:

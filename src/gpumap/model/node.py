@@ -23,13 +23,13 @@ VERSION = 1
 Count = Annotated[int, Meta(ge=0)]
 Bytes = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
-Share = Annotated[float, Meta(ge=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 SourceWord = Annotated[str, Meta(extra_json_schema={"enum": [source.value for source in Source]})]
 """A `Source`. A later agent may report another one."""
 
 
-class OfPod(Struct, frozen=True):
+class PodFields(Struct, frozen=True):
     """Something of a pod."""
 
     namespace: str
@@ -42,7 +42,7 @@ class OfPod(Struct, frozen=True):
         return PodName(self.namespace, self.pod)
 
 
-class OfContainer(OfPod, frozen=True):
+class ContainerFields(PodFields, frozen=True):
     """Something of a container."""
 
     container: str
@@ -57,7 +57,7 @@ class OfContainer(OfPod, frozen=True):
 
 
 class Gpu(Struct, frozen=True):
-    """A physical GPU. What is also in `reading` is kept while the GPU does not answer."""
+    """A physical GPU. While it does not answer, `reading` is null; its identity is that of its last answer."""
 
     uuid: Uuid
     """NVML's UUID. A lost GPU keeps its UUID."""
@@ -175,7 +175,7 @@ granted."""
 
     slots: dict[str, Count]
     """Device ids by extended resource, or by DRA driver. Empty if a scheduler beside the kubelet granted its share."""
-    gpus: Share | None = None
+    gpus: NonNegative | None = None
     """Share of a physical GPU. Null where it cannot be known."""
     memory_bytes: Bytes | None = None
     """Granted memory. Null if the kind of sharing grants none."""
@@ -207,7 +207,7 @@ used SMs of the GPU."""
     pod_uid: PodUid | None = None
     """UID of the pod with the measured processes. Null if unknown. Another pod of the same name may have processes \
 on the device, too."""
-    sm_activity_ratio: Share | None = None
+    sm_activity_ratio: NonNegative | None = None
     """Share of the device's SMs that were busy, mean over the interval. Null if several containers or unknown \
 processes used the device, and before Hopper."""
 
@@ -233,7 +233,7 @@ Null if it is unknown whether it works now."""
     no_process_seconds: Seconds
     """For how long gpumap has seen no process of the pod on the device."""
     unknown_seconds: Seconds = 0.0
-    """For how long of `worked_seconds_ago` it is not known whether the pod worked."""
+    """Within `worked_seconds_ago`: for how long it is not known whether the pod worked."""
     appeared: bool = False
     """gpumap already watched the device when the pod came."""
     measured: bool = True
@@ -242,7 +242,7 @@ Null if it is unknown whether it works now."""
     """The pod's UID is known, and the pod exists. If not, it may be another pod of the same name."""
 
 
-class ContainerOnDevice(OfContainer, frozen=True):
+class ContainerOnDevice(ContainerFields, frozen=True):
     """A container that holds or uses a device."""
 
     uuid: Uuid
@@ -363,7 +363,7 @@ class Process(Struct, frozen=True):
         return ContainerName(self.namespace, self.pod, self.container or "")
 
 
-class OtherUse(OfContainer, frozen=True):
+class OtherUse(ContainerFields, frozen=True):
     """Use of a device without a row of a container: by processes, or by no process (unaccounted). Names that are not \
 known are empty."""
 
@@ -420,7 +420,7 @@ kubelet names while NVML does not answer, and a partitioned GPU that was assigne
     """How many containers certainly hold the device. Null if that is not known: then containers without a grant mean \
 nothing."""
     may_have_more: bool = False
-    """A slot that gpumap could not place may be on the device: holders is the least."""
+    """More containers than `holders` may hold the device: gpumap does not know the device of some slots."""
     free_ratio: Ratio | None = None
     """The part that a new pod could be given: 1, 0, or the free part of the slots of a shared device. Null if \
 unknown, or if it is a partitioned GPU."""
@@ -428,7 +428,8 @@ unknown, or if it is a partitioned GPU."""
     """Why it is not free, apart from its holders: fault, not_offered, squatter, leftover or unexplained. Without such \
 a finding, the owner that uses most of its memory. Empty if nothing prevents it."""
     readable_ratio: Ratio | None = None
-    """Part of the last two --idle-after in which gpumap could read the device. Null if it cannot read it now."""
+    """For which part of the last period of twice --idle-after gpumap could read the device. Null if it cannot read it \
+now."""
     unexplained: Unexplained | None = None
     """Memory and load without a process. Null if the GPU does not answer."""
     owners: tuple[OwnerUse, ...] = ()
@@ -469,7 +470,7 @@ class Driver(Struct, frozen=True):
     """Version of the NVML library."""
 
 
-class UnmatchedSlots(OfContainer, frozen=True):
+class UnmatchedSlots(ContainerFields, frozen=True):
     """Slots of a container that match no NVML device."""
 
     resource: str
@@ -482,14 +483,14 @@ class UnmatchedSlots(OfContainer, frozen=True):
     """What to do about it."""
 
 
-class Pod(OfPod, frozen=True):
+class Pod(PodFields, frozen=True):
     """A pod that holds or uses a device."""
 
     uid: str
     """UID of the pod. Empty if unknown."""
 
 
-class ContainerAccount(OfContainer, frozen=True):
+class ContainerAccount(ContainerFields, frozen=True):
     """What gpumap charged to a container on a device. Exists some minutes longer than the container.
 
     A counter is null until its value was known once."""
@@ -500,15 +501,15 @@ class ContainerAccount(OfContainer, frozen=True):
     """Time held, multiplied by the share of a GPU."""
     sm_seconds: Seconds | None
     """Time in which its kernels kept the SMs busy."""
-    memory_byte_seconds: Share | None
+    memory_byte_seconds: NonNegative | None
     """Used memory, multiplied by the time."""
-    energy_joules: Share | None
+    energy_joules: NonNegative | None
     """Estimated part of the GPU's energy."""
     sm_activity_seconds: Seconds | None = None
     """Its SM activity, multiplied by the device's share of the GPU and by the time."""
 
 
-class ContainerXids(OfContainer, frozen=True):
+class ContainerXids(ContainerFields, frozen=True):
     """XID errors of one code on a device while the container held or used it."""
 
     uuid: Uuid
@@ -519,7 +520,7 @@ class ContainerXids(OfContainer, frozen=True):
     """Number of errors."""
 
 
-class ReportedDeviceHealth(OfContainer, frozen=True, order=True):
+class ReportedDeviceHealth(ContainerFields, frozen=True, order=True):
     """Health of a device that a container holds, as its device plugin reports it."""
 
     resource: str
@@ -564,7 +565,7 @@ class SourceHealth(Struct, frozen=True):
     """Time of the last attempt."""
 
 
-class Finding(OfContainer, frozen=True, kw_only=True):
+class Finding(ContainerFields, frozen=True, kw_only=True):
     """Something that is wrong. Of a container that is not known, and of a GPU, the names are empty."""
 
     finding: str
@@ -576,10 +577,10 @@ class Finding(OfContainer, frozen=True, kw_only=True):
 without a known UUID."""
     since: float
     """Since when it holds, as far as gpumap has seen it, in Unix seconds."""
-    gpus: Share | None = None
-    """Share of a physical GPU that an idle, unused or stalled holder has; 1 for the worst fault of a GPU and 0 for \
-its other faults; 1 for a GPU that is not offered; for GPUs without a known UUID their number. Null if the share is \
-unknown, and for other findings."""
+    gpus: NonNegative | None = None
+    """How many physical GPUs it concerns. Of an idle, unused or stalled holder: its share. Of a GPU: 1, also if it is \
+not offered, but 0 for all of its faults except the worst. Of GPUs without a known UUID: their number. Null for other \
+findings, and if it is unknown."""
     granted_bytes: Bytes | None = None
     """Granted memory. Null if none is granted."""
     used_bytes: Bytes | None = None
@@ -596,7 +597,7 @@ those that NVML still lists."""
     """What to do about it."""
 
 
-class Unjudged(OfContainer, frozen=True, kw_only=True):
+class Unjudged(ContainerFields, frozen=True, kw_only=True):
     """A GPU, device or holder that cannot be judged now: findings of these kinds may be missing. All names are empty \
 while the number of them is not known."""
 

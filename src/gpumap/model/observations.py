@@ -306,7 +306,9 @@ class SharingContainers:
     """What a scheduler noted in files about the containers that share GPUs: their pods, and their shares."""
 
     links: tuple[ContainerLink, ...] = ()
+    """They have no names of containers."""
     shares: tuple[ScheduledShare, ...] = ()
+    """The Pods API may report others."""
     complete: bool = True
     """Every file was readable."""
 
@@ -320,12 +322,7 @@ class PodIdentity:
     dra: DraState = DraState()
     pods: tuple[ReportedPod, ...] | None = None
     """Pods of the Pods API, if it is enabled and current."""
-    shares: tuple[ScheduledShare, ...] = ()
-    """Shares of GPUs in files of a scheduler. `pods` may have others."""
-    noted: tuple[ContainerLink, ...] = ()
-    """Containers in files of a scheduler. They have no names."""
-    scheduler_files_complete: bool = True
-    """Every file of the scheduler was readable."""
+    sharing: SharingContainers = SharingContainers()
     pods_at: float = 0.0
     """Monotonic time at which gpumap asked for `pods`. The kubelet may have had other pods since."""
 

@@ -79,11 +79,11 @@ CARD = "card"
 
 # The type of a field names its group. The worker asks NVML for the field only if the group is on.
 T = TypeVar("T")
-OfHealth = Annotated[T, "health"]
-OfLinks = Annotated[T, "links"]
-OfGpm = Annotated[T, "gpm"]
-OfCodec = Annotated[T, "codec"]
-OfCard = Annotated[T, CARD]
+HealthField = Annotated[T, "health"]
+LinksField = Annotated[T, "links"]
+GpmField = Annotated[T, "gpm"]
+CodecField = Annotated[T, "codec"]
+CardField = Annotated[T, CARD]
 
 
 class DeviceMemory(Struct, frozen=True, omit_defaults=True):
@@ -232,9 +232,9 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     """Share of time in which a kernel ran."""
     memory_controller_busy_ratio: float | None = None
     """Share of time in which memory was read or written."""
-    encoder_ratio: OfCodec[float | None] = None
+    encoder_ratio: CodecField[float | None] = None
     """Share of time in which the video encoder was busy."""
-    decoder_ratio: OfCodec[float | None] = None
+    decoder_ratio: CodecField[float | None] = None
     """Share of time in which the video decoder was busy."""
     temperatures_celsius: dict[str, float] = {}
     """By sensor: gpu, memory."""
@@ -244,59 +244,59 @@ class GpuReading(Struct, frozen=True, omit_defaults=True):
     """The limit that the driver enforces."""
     energy_joules: float | None = None
     """Since the driver was loaded."""
-    clocks_hertz: OfHealth[dict[str, float]] = {}
+    clocks_hertz: HealthField[dict[str, float]] = {}
     """By domain: graphics, sm, memory, video."""
-    clock_events: OfHealth[dict[str, bool]] = {}
+    clock_events: HealthField[dict[str, bool]] = {}
     """Whether clocks are lower now, by reason: those of CLOCK_EVENTS that the GPU knows."""
-    clock_event_seconds: OfHealth[dict[str, float]] = {}
+    clock_event_seconds: HealthField[dict[str, float]] = {}
     """Time with lower clocks since the driver began to count, by reason: some of CLOCK_EVENT_TIMES."""
-    performance_state: OfHealth[int | None] = None
+    performance_state: HealthField[int | None] = None
     """From 0 (fastest) to 15."""
-    fan_speed_ratios: OfHealth[dict[str, float]] = {}
+    fan_speed_ratios: HealthField[dict[str, float]] = {}
     """By number of the fan, as a ratio of its maximum speed. Can exceed 1."""
-    ecc_errors: OfHealth[dict[str, dict[str, int]]] = {}
+    ecc_errors: HealthField[dict[str, dict[str, int]]] = {}
     """Over the life of the GPU, by type and location: ECC_TYPES, ECC_LOCATIONS."""
-    remapped_rows: OfHealth[dict[str, int]] = {}
+    remapped_rows: HealthField[dict[str, int]] = {}
     """Replaced rows of memory, by their errors: correctable, uncorrectable."""
-    row_remap_pending: OfHealth[bool | None] = None
+    row_remap_pending: HealthField[bool | None] = None
     """Whether rows wait for the next reset to be replaced."""
-    row_remap_failure: OfHealth[bool | None] = None
+    row_remap_failure: HealthField[bool | None] = None
     """Whether a row could not be replaced."""
-    retired_pages: OfHealth[dict[str, int]] = {}
+    retired_pages: HealthField[dict[str, int]] = {}
     """Retired pages of memory, by their errors: single_bit_ecc, double_bit_ecc."""
-    recovery_action: OfHealth[str | None] = None
+    recovery_action: HealthField[str | None] = None
     """What the driver requests: one of RECOVERY_ACTIONS, or code_N."""
-    ecc_totals: OfCard[dict[str, dict[str, int]]] = {}
+    ecc_totals: CardField[dict[str, dict[str, int]]] = {}
     """By type and period: volatile (since the driver was loaded) or aggregate (over the life of the GPU)."""
-    retired_pages_pending: OfCard[bool | None] = None
+    retired_pages_pending: CardField[bool | None] = None
     """Whether the next reset of the GPU retires pages."""
-    compute_mode: OfCard[str | None] = None
+    compute_mode: CardField[str | None] = None
     """One of COMPUTE_MODES, or code_N."""
-    power_limits_watts: OfCard[dict[str, float]] = {}
+    power_limits_watts: CardField[dict[str, float]] = {}
     """The requested, default, min and max limit. `power_limit_watts` is the enforced one."""
-    max_clocks_hertz: OfCard[dict[str, float]] = {}
+    max_clocks_hertz: CardField[dict[str, float]] = {}
     """By domain, as `clocks_hertz`."""
-    vbios_version: OfCard[str] = ""
+    vbios_version: CardField[str] = ""
     """Version of the firmware."""
-    compute_capability: OfCard[str] = ""
+    compute_capability: CardField[str] = ""
     """CUDA's, "9.0"."""
-    pcie_source: OfLinks[str | None] = None
+    pcie_source: LinksField[str | None] = None
     """PCIE_TOTALS or PCIE_RATES."""
-    pcie_transmit_bytes: OfLinks[int | None] = None
+    pcie_transmit_bytes: LinksField[int | None] = None
     """Bytes that the GPU sent over PCIe. `join/pcie.py` makes one counter of either source."""
-    pcie_receive_bytes: OfLinks[int | None] = None
+    pcie_receive_bytes: LinksField[int | None] = None
     """Bytes that the GPU received over PCIe."""
-    nvlink_transmit_bytes: OfLinks[int | None] = None
+    nvlink_transmit_bytes: LinksField[int | None] = None
     """Bytes that the GPU sent over all NVLinks."""
-    nvlink_receive_bytes: OfLinks[int | None] = None
+    nvlink_receive_bytes: LinksField[int | None] = None
     """Bytes that the GPU received over all NVLinks."""
-    nvlink_errors: OfLinks[dict[str, int]] = {}
+    nvlink_errors: LinksField[dict[str, int]] = {}
     """Over all NVLinks, by type: NVLINK_ERRORS."""
-    fabric: OfLinks[Fabric | None] = None
+    fabric: LinksField[Fabric | None] = None
     """`None` also if the GPU has no fabric."""
-    pcie_replays: OfCard[int | None] = None
+    pcie_replays: CardField[int | None] = None
     """Packets that PCIe sent again."""
-    activity: OfGpm[Activity | None] = None
+    activity: GpmField[Activity | None] = None
     refusals: dict[str, int] = {}
     """NVML's return code by call, of those that failed, except "not supported"."""
     unsampled: tuple[int, ...] = ()

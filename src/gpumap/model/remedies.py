@@ -263,21 +263,6 @@ XIDS: dict[int, str] = {
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"""
 
 
-def fault_remedy(fault: str | None, index: int) -> str | None:
-    """Return what to do about the fault of the GPU with this NVML index."""
-    return _fill_index(FAULTS.get(fault), index) if fault else None
-
-
-def recovery_remedy(action: str | None, index: int) -> str | None:
-    """Return what to do about the recovery action that the driver requests for this GPU."""
-    return _fill_index(RECOVERY.get(action), index) if action else None
-
-
-def health_remedy(problem: str, index: int) -> str | None:
-    """Return what to do about a problem of a GPU that answers."""
-    return _fill_index(HEALTH[problem], index)
-
-
 def finding_remedy(kind: str, reason: str, index: int | None, pids: Sequence[int] = ()) -> str | None:
     """Return what to do about a finding with these PIDs; about one of the GPU with this NVML index."""
     if kind == "unmatched":
@@ -291,7 +276,7 @@ def finding_remedy(kind: str, reason: str, index: int | None, pids: Sequence[int
         or RECOVERY.get(reason.removeprefix("recovery_"))
     )
     if remedy and index is not None:
-        remedy = _fill_index(remedy, index)
+        remedy = remedy.replace("<index>", str(index))
     if not remedy or not pids:
         return remedy
     return remedy.replace("kill <PID>", f"kill {' '.join(map(str, pids))}").replace("<PID>", str(pids[0]))
@@ -301,7 +286,3 @@ def capability_remedies(capabilities: Mapping[str, bool], gpu_answers: bool) -> 
     """Return what to do about missing capabilities. Those of a GPU count only if a GPU answers."""
     missing = [name for name, present in capabilities.items() if not present and name in CAPABILITIES]
     return {name: CAPABILITIES[name] for name in missing if gpu_answers or name not in OF_GPUS}
-
-
-def _fill_index(remedy: str | None, index: int) -> str | None:
-    return remedy.replace("<index>", str(index)) if remedy else None

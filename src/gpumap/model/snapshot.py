@@ -59,9 +59,6 @@ class LazyRows(Sequence[_Row]):
     def __eq__(self, other: object) -> bool:
         return self._made() == (other._made() if isinstance(other, LazyRows) else other)
 
-    def __hash__(self) -> int:
-        return hash(self._made())
-
     def __repr__(self) -> str:
         return repr(self._made())
 

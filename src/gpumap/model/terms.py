@@ -38,6 +38,10 @@ class Source(enum.StrEnum):
     POD_IDENTITY = "pod_identity"
 
 
+KUBELET_AWAY_REASONS = frozenset({"socket_missing", "connection_refused", "unavailable"})
+"""The kubelet was not running if a call failed for one of these. A slow or busy kubelet fails for others."""
+
+
 class Owner(enum.StrEnum):
     """Owner of a process or of memory (docs/explanation/attribution.md). assigned: a container that holds the device.
     unassigned: a container of a live pod that does not hold it. gone: a pod that no longer exists. scheduled: a pod

@@ -10,13 +10,13 @@ Reading order. `step` shows the whole:
 | `step` | how does one collection become a snapshot? |
 | `collection` | in which order are the parts computed? |
 | `inventory` | which devices does the node have? |
-| `listing` | which List of the kubelet counts? |
+| `served_list` | which List of the kubelet counts? |
 | `pods` | which UID and which name does each pod have? |
 | `placement`, `grants`, `shares`, `allocation` | which container holds which device, and how much of it? |
 | `attribution` | which pod owns each process on each device? |
 | `usage`, `history` | how much does each container use, and when did it last work? |
-| `describe` | how do these results become the nouns of the node? |
-| `rules`, `memory` | what did the user decide? what does gpumap remember? |
+| `node_parts` | how do these results become the nouns of the node? |
+| `settings`, `memory` | what did the user decide? what does gpumap remember? |
 
 | read when needed | what it has |
 |---|---|
@@ -28,7 +28,7 @@ Reading order. `step` shows the whole:
 """
 
 from gpumap.agent.join.memory import Memory
-from gpumap.agent.join.rules import Rules
+from gpumap.agent.join.settings import JoinSettings
 from gpumap.agent.join.step import step
 
-__all__ = ["Memory", "Rules", "step"]
+__all__ = ["JoinSettings", "Memory", "step"]

@@ -15,13 +15,13 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.rules import (
+from gpumap.agent.join.settings import (
     CLOCKS_APART_SECONDS,
     GPUS_AWAY_MAX,
     KEPT_SECONDS,
     LATE_SECONDS,
     UNSEEN_SECONDS,
-    Rules,
+    JoinSettings,
 )
 from gpumap.model.node import ContainerAccount, ContainerOnDevice, GpuAccount
 from gpumap.model.observations import Moment
@@ -139,43 +139,43 @@ class ChargedPeriod(NamedTuple):
     sampled_seconds: float | None
 
 
-def account(before: Ledger, measured: Measurements, rules: Rules) -> Ledger:
+def account(previous: Ledger, measured: Measurements, settings: JoinSettings) -> Ledger:
     """Charge the time and energy since the last collection."""
     moment = measured.moment
-    passed = max(moment.since(before.moment or moment), 0.0)
-    has_slept = before.moment is not None and moment.asleep - before.moment.asleep > CLOCKS_APART_SECONDS
-    is_chargeable = before.moment is not None and not has_slept and not rules.is_gap(before.moment, moment)
+    passed = max(moment.since(previous.moment or moment), 0.0)
+    has_slept = previous.moment is not None and moment.asleep - previous.moment.asleep > CLOCKS_APART_SECONDS
+    is_chargeable = previous.moment is not None and not has_slept and not settings.is_gap(previous.moment, moment)
     readings = {gpu.uuid: gpu.reading for gpu in measured.inventory.gpus}
     gpus: dict[Uuid, GpuCounters] = {}
     periods: dict[Uuid, ChargedPeriod] = {}
     energies: dict[Uuid, _Energy] = {}
-    for uuid in _present_gpus(before, measured.inventory):
-        counters, reading = before.gpus.get(uuid), readings.get(uuid)
+    for uuid in _present_gpus(previous, measured.inventory):
+        counters, reading = previous.gpus.get(uuid), readings.get(uuid)
         if counters is None:
-            counters = structs.replace(before.away.get(uuid, GpuCounters()), read=False, energy_read=False)
+            counters = structs.replace(previous.away.get(uuid, GpuCounters()), read=False, energy_read=False)
         elif is_chargeable and counters.read and reading is not None:
             periods[uuid] = ChargedPeriod(passed, reading.sampled_seconds)
         else:
             counters = structs.replace(counters, gap_seconds=counters.gap_seconds + passed)
         gpus[uuid], energies[uuid] = _read_energy(counters, reading, periods.get(uuid))
-    shares = _energy_shares(before.charges, measured, energies)
+    shares = _energy_shares(previous.charges, measured, energies)
     for (_, uuid), millijoules in shares.items():
         remaining_millijoules = (gpus[uuid].unattributed_millijoules or 0) - millijoules
         gpus[uuid] = structs.replace(gpus[uuid], unattributed_millijoules=remaining_millijoules)
-    away = {uuid: counters for uuid, counters in {**before.away, **before.gpus}.items() if uuid not in gpus}
+    away = {uuid: counters for uuid, counters in {**previous.away, **previous.gpus}.items() if uuid not in gpus}
     return Ledger(
         moment=moment,
-        charges=_charge_all(before.charges, measured, periods, shares, gpus),
+        charges=_charge_all(previous.charges, measured, periods, shares, gpus),
         gpus=gpus,
         away=dict(itertools.islice(away.items(), max(len(away) - GPUS_AWAY_MAX, 0), None)),
     )
 
 
-def _present_gpus(before: Ledger, inventory: Inventory) -> Iterable[Uuid]:
+def _present_gpus(previous: Ledger, inventory: Inventory) -> Iterable[Uuid]:
     """Return the GPUs that are present. While NVML is down, or a GPU has no name, every earlier GPU may be present."""
     known = dict.fromkeys(gpu.uuid for gpu in inventory.known)
     if not inventory.up or inventory.nameless:
-        known |= dict.fromkeys(before.gpus)
+        known |= dict.fromkeys(previous.gpus)
     return known
 
 
@@ -199,15 +199,12 @@ def _read_energy(
         read=True,
         energy_read=True,
     )
-    is_known = counters.energy_read and continued and period is not None and _can_draw(reading, used, period)
+    limit_watts = max([reading.power_limit_watts or 0.0, *reading.power_limits_watts.values()]) or WATTS_MAX
+    # If the GPU cannot draw so much in this period, its counter fell before and returned.
+    can_draw = period is not None and used <= 1000 * limit_watts * PEAK * (period.seconds + LATE_SECONDS)
+    is_known = counters.energy_read and continued and can_draw
     has_samples = not reading.partitioned and reading.samples is not None
     return after, _Energy(used, reading if is_known and has_samples else None)
-
-
-def _can_draw(reading: GpuReading, millijoules: int, period: ChargedPeriod) -> bool:
-    """Whether the GPU can draw so much in this period. If not, its counter fell before and returned."""
-    limit = max([reading.power_limit_watts or 0.0, *reading.power_limits_watts.values()]) or WATTS_MAX
-    return millijoules <= 1000 * limit * PEAK * (period.seconds + LATE_SECONDS)
 
 
 # --- energy -----------------------------------------------------------------------------------------------------------
@@ -225,24 +222,19 @@ def _energy_shares(
     charges: Mapping[Key, Charge], measured: Measurements, energies: Mapping[Uuid, _Energy]
 ) -> dict[Key, int]:
     """Divide the energy of each GPU among the containers that were on it before, in millijoules."""
-    shares: dict[Key, int] = {}
-    for uuid, sharers in _sharers(charges, measured).items():
-        energy = energies.get(uuid)
-        if energy is not None and energy.reading is not None and energy.millijoules:
-            shares.update(_divide(energy.millijoules, energy.reading, sharers))
-    return shares
-
-
-def _sharers(charges: Mapping[Key, Charge], measured: Measurements) -> dict[Uuid, list[_Sharer]]:
-    by_gpu: dict[Uuid, list[_Sharer]] = {}
+    sharers: dict[Uuid, list[_Sharer]] = {}
     for row in measured.containers:
         key = row.name, row.uuid
-        before, sm_ratio = charges.get(key), measured.sm_ratios.get(key)
-        if before is None or not before.present or before.energy_millijoules is None or sm_ratio is None:
-            continue
-        allocated_gpus = before.allocated_gpus if row.grant and row.grant.gpus is not None else None
-        by_gpu.setdefault(row.uuid, []).append(_Sharer(key, sm_ratio, allocated_gpus or 0.0))
-    return by_gpu
+        previous, sm_ratio = charges.get(key), measured.sm_ratios.get(key)
+        if previous and previous.present and previous.energy_millijoules is not None and sm_ratio is not None:
+            allocated_gpus = previous.allocated_gpus if row.allocated_gpus is not None else None
+            sharers.setdefault(row.uuid, []).append(_Sharer(key, sm_ratio, allocated_gpus or 0.0))
+    shares: dict[Key, int] = {}
+    for uuid, of_gpu in sharers.items():
+        energy = energies.get(uuid)
+        if energy is not None and energy.reading is not None and energy.millijoules:
+            shares.update(_divide(energy.millijoules, energy.reading, of_gpu))
+    return shares
 
 
 def _divide(millijoules: int, reading: GpuReading, sharers: Iterable[_Sharer]) -> Iterator[tuple[Key, int]]:
@@ -269,7 +261,7 @@ def _all_sm_known(reading: GpuReading, total: float) -> bool:
 
 
 def _charge_all(
-    before: Mapping[Key, Charge],
+    previous: Mapping[Key, Charge],
     measured: Measurements,
     periods: Mapping[Uuid, ChargedPeriod],
     shares: Mapping[Key, int],
@@ -279,7 +271,7 @@ def _charge_all(
     after: dict[Key, Charge] = {}
     for row in measured.containers:
         key = row.name, row.uuid
-        charge = before.get(key)
+        charge = previous.get(key)
         if charge is None:
             known_gpu = measured.inventory.gpu_of_leaf.get(row.uuid) or measured.inventory.parents.get(row.uuid)
             if known_gpu is None:
@@ -289,7 +281,7 @@ def _charge_all(
         charge = _charge(charge, periods.get(charge.gpu), sm_ratio, sm_activity, shares.get(key, 0))
         after[key] = _update_state(charge, row, sm_ratio, sm_activity, gpus.get(charge.gpu), measured.moment.monotonic)
     known = {gpu.uuid for gpu in measured.inventory.known}
-    for key, charge in before.items():
+    for key, charge in previous.items():
         if key in after:
             continue
         charge = _charge(charge, periods.get(charge.gpu), None, None, 0)
@@ -353,7 +345,7 @@ def _update_state(
     """Note a container's present state. A counter starts at 0 when its value is first known: a scraper then sees its
     whole increase."""
     memory_bytes = row.use.memory_bytes if row.use else None
-    gpus = row.grant.gpus if row.grant else None
+    gpus = row.allocated_gpus
     has_energy = sm_ratio is not None and gpu is not None and gpu.counter_millijoules is not None
     return structs.replace(
         charge,

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from gpumap.agent.join.grants import Holding, grants
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.placement import NO_INDICES, Offer, Placed, PlacedOffer, place, place_claim, place_offer
-from gpumap.agent.join.pods import PodTable
-from gpumap.agent.join.shares import PlacedShare, Schedulers, place_shares
+from gpumap.agent.join.placement import NO_INDICES, KubeletOffer, Placed, PlacedOffer, place, place_claim, place_offer
+from gpumap.agent.join.pods import PodTable, matching_rows
+from gpumap.agent.join.shares import PlacedShare, place_shares
 from gpumap.agent.judgement.judge import AssignedTwice
 from gpumap.model.device_ids import ByIndex, DeviceRef
 from gpumap.model.grouping import grouped
@@ -29,8 +29,9 @@ from gpumap.model.observations import (
     PreparedDevice,
     ProcTable,
     ResourceDevices,
+    SharingContainers,
 )
-from gpumap.model.plugins import Plugin, Unit, family, named_devices, recognise
+from gpumap.model.plugins import Unit, family, named_devices, recognise
 from gpumap.model.readings import Uuid
 from gpumap.model.remedies import UNMATCHED
 from gpumap.model.terms import ContainerName, PodName, PodUid
@@ -95,23 +96,24 @@ def allocate(
     pods: tuple[ListedPod, ...],
     pod_table: PodTable,
     prepared: tuple[PreparedDevice, ...],
-    offer: Offer,
+    offer: KubeletOffer,
     inventory: Inventory,
     is_gpu_resource: Callable[[str], bool],
-    schedulers: Schedulers,
+    is_reserving: Callable[[str], bool],
+    sharing: SharingContainers,
     gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]],
-    before: Allocation | None,
+    previous: Allocation | None,
 ) -> Allocation:
-    """Place every id of the List on a device. Returns `before` itself while its inputs are the same.
+    """Place every id of the List on a device. Returns `previous` itself while its inputs are the same.
 
     `pod_table` has the plugins' answers, `prepared` the notes of NVIDIA's DRA driver, and `gpu_indices` those of the
-    last allocation. `schedulers` add their own shares of devices.
+    last allocation. Schedulers add the shares of `sharing`.
     """
-    placed_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
-    basis = (pod_table, placed_offer, pods, prepared, schedulers[1:], inventory.shape)
-    if before is not None and before.basis == basis:
-        return before
-    placer = _Placer(PluginAnswers(pod_table), prepared, inventory, is_gpu_resource, gpu_indices)
+    placed_offer = place_offer(offer, inventory, is_gpu_resource, previous.offer if previous else None)
+    basis = (pod_table, placed_offer, pods, prepared, sharing, inventory.shape)
+    if previous is not None and previous.basis == basis:
+        return previous
+    placer = _Placer(pod_table, prepared, inventory, is_gpu_resource, gpu_indices)
     for pod in pods:
         for container in pod.containers:
             placer.place(ContainerName(pod.namespace, pod.name, container.name), container)
@@ -124,8 +126,8 @@ def allocate(
     }
     holders = _holders((holding.container, holding.uuid) for holding in holdings)
     # Only a namespace makes a pod's devices a scheduler's reservation.
-    reservations = frozenset(pod.pod_name for pod in pods if schedulers.is_reserving(pod.namespace))
-    scheduled = place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()
+    reservations = frozenset(pod.pod_name for pod in pods if is_reserving(pod.namespace))
+    scheduled = place_shares(sharing.shares, reservations, holders, pod_table, inventory) if pods else ()
     granted = grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory, reservations, scheduled)
     lists_claims = offer.listed_claims or any(claim.driver for _, claim in _claims(pods))
     return Allocation(
@@ -141,7 +143,7 @@ def allocate(
         holders=_holders(granted),
         reservations=reservations,
         sharers=frozenset((share.container.pod_name, share.uuid) for share in scheduled),
-        may_be_shared=not schedulers.scheduler_files_complete,
+        may_be_shared=not sharing.complete,
         shared_ids=find_shared_ids(holdings, inventory),
         init_containers=init_containers,
         left_out=left_out,
@@ -149,10 +151,10 @@ def allocate(
         held_by_rows=_leaves(
             (*init_containers.values(), *(() if offer.may_have_claims else left_out.values())), inventory
         ),
-        lacks_devices=offer.may_leave_out_devices and pod_table.checkpoint is None,
+        lacks_devices=offer.may_leave_out_devices and pod_table.files.checkpoint is None,
         lists_claims=lists_claims,
         may_be_claimed=frozenset()
-        if lists_claims or pod_table.claims == () or not offer.may_have_claims
+        if lists_claims or pod_table.files.dra.claims == () or not offer.may_have_claims
         else _offered_by_no_plugin(placed_offer, holdings, scheduled, inventory),
         offer=placed_offer,
         gpu_indices=placer.gpu_indices if pods else gpu_indices,
@@ -163,14 +165,6 @@ Unmatched = dict[tuple[ContainerName, str, str], set[tuple[DeviceId, str]]]
 """(id, share) pairs by container, resource and reason."""
 
 
-class _HoldingKey(NamedTuple):
-    container: ContainerName
-    resource: str
-    uuid: Uuid
-    plugin: Plugin
-    claim: ClaimDevice | None = None
-
-
 class _Placer:
     """Places the ids of one List on devices, each (container, resource, id) once.
 
@@ -179,7 +173,7 @@ class _Placer:
 
     def __init__(
         self,
-        answers: PluginAnswers,
+        pod_table: PodTable,
         prepared: Iterable[PreparedDevice],
         inventory: Inventory,
         is_gpu_resource: Callable[[str], bool],
@@ -188,36 +182,35 @@ class _Placer:
         self.unmatched: Unmatched = {}
         self.gpu_indices: dict[PluginGpuRefs, Mapping[int, Uuid]] = {}
         self._indices_before = indices_before
-        self._ids: dict[_HoldingKey, dict[DeviceId, None]] = {}
-        self._firsts: dict[_HoldingKey, Holding] = {}
-        self._answers = answers
+        self._holdings: dict[tuple[object, ...], tuple[Holding, dict[DeviceId, None]]] = {}
+        self._pod_table = pod_table
         self._inventory = inventory
         self._is_gpu_resource = is_gpu_resource
         self._prepared = grouped((device.device, device) for device in prepared)
 
     def holdings(self) -> list[Holding]:
-        return [self._firsts[key]._replace(ids=tuple(ids)) for key, ids in self._ids.items()]
+        return [holding._replace(ids=tuple(ids)) for holding, ids in self._holdings.values()]
 
     def place(self, name: ContainerName, container: ListedContainer) -> None:
         """Place all devices of one listed container."""
+        uid = self._pod_table.uid_of.get(name.pod_name)
         for devices in container.devices:
-            answers = self._answers.find_answers(name, devices, container)
+            answers = _find_answers(self._pod_table, name, devices, container)
             answer = next(iter(answers), None)
             refs = first_device_refs(answers)
-            indices = self._indices(PluginGpuRefs(name, self._answers.uid(name), devices.resource, refs))
+            indices = self._indices(PluginGpuRefs(name, uid, devices.resource, refs))
             placed = place(devices.resource, devices.ids, refs, self._inventory, indices)
             for slot in placed:
                 for uuid in self._devices(name, devices.resource, slot):
                     if slot.plugin is not None:
                         key = name, devices.resource, uuid, slot.plugin
-                        self._add(_HoldingKey(*key), slot, Holding(*key, (), len(placed), answer, slot.position))
+                        self._add(slot, Holding(*key, (), len(placed), answer, slot.position))
         for device in container.claims:
             placed_claim, prepared = place_claim(device, self._prepared.get(device.device, ()), self._inventory)
             for uuid in self._devices(name, device.driver, placed_claim, device.share_id):
                 if placed_claim.plugin is not None:
                     key = name, device.driver, uuid, placed_claim.plugin
-                    holding = Holding(*key, (), 1, claim=device, prepared=prepared)
-                    self._add(_HoldingKey(*key, device), placed_claim, holding)
+                    self._add(placed_claim, Holding(*key, (), 1, claim=device, prepared=prepared))
 
     def _indices(self, answer: PluginGpuRefs) -> Mapping[int, Uuid]:
         """Return the GPU of each NVML index in an answer, at the time gpumap first saw the answer."""
@@ -228,9 +221,10 @@ class _Placer:
             self.gpu_indices[answer] = by_number
         return by_number
 
-    def _add(self, key: _HoldingKey, placed: Placed, holding: Holding) -> None:
-        self._firsts.setdefault(key, holding)
-        self._ids.setdefault(key, {})[placed.device_id] = None
+    def _add(self, placed: Placed, holding: Holding) -> None:
+        """Add an id to the first holding of its container, resource, device and claim."""
+        _, ids = self._holdings.setdefault((*holding[:4], holding.claim), (holding, {}))
+        ids[placed.device_id] = None
 
     def _devices(self, name: ContainerName, resource: str, placed: Placed, share_id: str = "") -> tuple[Uuid, ...]:
         """Return the devices of a slot, and count it as unmatched if there are none.
@@ -280,7 +274,7 @@ def _left_out(pods: Iterable[ListedPod], pod_table: PodTable) -> dict[tuple[PodU
         if (uid := pod_table.uid_of.get(pod.pod_name)) is not None
         for container in pod.containers
     }
-    rows = pod_table.checkpoint.entries if pod_table.checkpoint else ()
+    rows = pod_table.files.checkpoint.entries if pod_table.files.checkpoint else ()
     with_key = (((row.pod_uid, row.container), row) for row in rows)
     return grouped((key, row) for key, row in with_key if key in listed and row.resource not in listed[key])
 
@@ -324,7 +318,11 @@ def _allocate_rows(
     devices: set[Uuid] = set()
     complete = True
     for row in rows:
-        for slot in place(row.resource, row.ids, first_device_refs(answers_of_row(row, rows)), inventory):
+        # First the answer about its own ids, then those about all of its plugin's rows.
+        own_family = family(row.resource)
+        of_plugin = (sibling for sibling in rows if own_family and family(sibling.resource) == own_family)
+        answers = (plugin_row.answer for plugin_row in (row, *of_plugin) if plugin_row.answer is not None)
+        for slot in place(row.resource, row.ids, first_device_refs(answers), inventory):
             if is_gpu_resource(row.resource) or _has_own_uuid(row.resource, slot.device_id, inventory):
                 devices.update(slot.located.devices)
                 complete = complete and bool(slot.located.devices)
@@ -340,50 +338,36 @@ def _has_own_uuid(resource: str, device_id: DeviceId, inventory: Inventory) -> b
 # --- plugins' answers -------------------------------------------------------------------------------------------------
 
 
-class PluginAnswers:
-    """The answers of device plugins for listed containers: the checkpoint's rows of their ids, if exactly one fits."""
-
-    def __init__(self, pod_table: PodTable) -> None:
-        self._pod_table = pod_table
-
-    def uid(self, name: ContainerName) -> PodUid | None:
-        """Return the UID of a container's pod, if exactly one is possible."""
-        return self._pod_table.uid_of.get(name.pod_name)
-
-    def find_answers(
-        self, name: ContainerName, devices: ResourceDevices, container: ListedContainer
-    ) -> tuple[PluginAnswer, ...]:
-        """Return the answers about these ids: first for their resource, then for the plugin's other resources."""
-        own_family = family(devices.resource)
-        siblings = [
-            sibling
-            for sibling in container.devices
-            if own_family and sibling is not devices and family(sibling.resource) == own_family
-        ]
-        answers = (self._one(name, listed) for listed in (devices, *siblings))
-        return tuple(answer for answer in answers if answer is not None)
-
-    def _one(self, name: ContainerName, devices: ResourceDevices) -> PluginAnswer | None:
-        """Return the answer in the pod's rows with these ids. If the pod's UID is unknown, all such rows must agree."""
-        if not devices.ids:
-            return None
-        rows = self._pod_table.rows.matching(name.container, devices)
-        uid = self.uid(name)
-        if uid is not None:
-            rows = [row for row in rows if row.pod_uid == uid]
-        else:  # a row of an ended pod stays until the next write, and its ids may have another owner by then
-            table = self._pod_table
-            names = [table.fixed_names.get(row.pod_uid) or table.name(row.pod_uid) for row in rows]
-            rows = [row for row, known in zip(rows, names, strict=True) if known in (None, name.pod_name)]
-        answers = {row.answer for row in rows}
-        return answers.pop() if len(answers) == 1 else None
+def _find_answers(
+    pod_table: PodTable, name: ContainerName, devices: ResourceDevices, container: ListedContainer
+) -> list[PluginAnswer]:
+    """Return the plugin's answers about these ids: first for their resource, then for its other resources."""
+    own_family = family(devices.resource)
+    siblings = (
+        sibling
+        for sibling in container.devices
+        if own_family and sibling is not devices and family(sibling.resource) == own_family
+    )
+    answers = (_answer(pod_table, name, listed) for listed in (devices, *siblings))
+    return [answer for answer in answers if answer is not None]
 
 
-def answers_of_row(row: CheckpointEntry, rows: Iterable[CheckpointEntry]) -> tuple[PluginAnswer, ...]:
-    """Return the answers about one row's ids: first its own, then those of all of its plugin's rows among `rows`."""
-    own_family = family(row.resource)
-    of_plugin = (other_row for other_row in rows if own_family and family(other_row.resource) == own_family)
-    return tuple(plugin_row.answer for plugin_row in (row, *of_plugin) if plugin_row.answer is not None)
+def _answer(pod_table: PodTable, name: ContainerName, devices: ResourceDevices) -> PluginAnswer | None:
+    """Return the answer in the pod's rows with these ids. If the pod's UID is unknown, all such rows must agree."""
+    if not devices.ids:
+        return None
+    uid = pod_table.uid_of.get(name.pod_name)
+    answers = {
+        row.answer
+        for row in matching_rows(pod_table.rows, name.container, devices)
+        # A row of an ended pod stays until the next write, and its ids may have another owner by then.
+        if row.pod_uid == uid
+        or (
+            uid is None
+            and (pod_table.fixed_names.get(row.pod_uid) or pod_table.name(row.pod_uid)) in (None, name.pod_name)
+        )
+    }
+    return answers.pop() if len(answers) == 1 else None
 
 
 def first_device_refs(answers: Iterable[PluginAnswer]) -> tuple[DeviceRef, ...]:
@@ -422,15 +406,15 @@ def find_shared_ids(holdings: Iterable[Holding], inventory: Inventory) -> tuple[
 
 
 def watch_shared_ids(
-    before: Iterable[AssignedTwice], shared_ids: Iterable[SharedId], exists: Callable[[PodName], bool], moment: Moment
+    previous: Iterable[AssignedTwice], shared_ids: Iterable[SharedId], exists: Callable[[PodName], bool], moment: Moment
 ) -> tuple[AssignedTwice, ...]:
     """Return the shared ids of which at least two pods certainly exist."""
-    since = {entry[:4]: entry.since for entry in before}
-    twice: list[AssignedTwice] = []
+    since = {entry[:4]: entry.since for entry in previous}
+    assigned_twice: list[AssignedTwice] = []
     for resource, device_id, uuid, containers in shared_ids:
         pods = {container.pod_name for container in containers if exists(container.pod_name)}
         for container in containers if len(pods) > 1 else ():
             key, other_pods = (container, resource, device_id, uuid), pods - {container.pod_name}
             if other_pods < pods:
-                twice.append(AssignedTwice(*key, since.get(key, moment), tuple(sorted(other_pods))))
-    return tuple(twice)
+                assigned_twice.append(AssignedTwice(*key, since.get(key, moment), tuple(sorted(other_pods))))
+    return tuple(assigned_twice)

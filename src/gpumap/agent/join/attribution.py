@@ -70,7 +70,7 @@ class Evidence:
     """Of the last snapshot."""
     confirmed: frozenset[PendingOwner]
     """Those of `pending_before` that are old enough to report."""
-    missing_before: frozenset[tuple[Uuid, int]]
+    missing_pids_before: frozenset[tuple[Uuid, int]]
     """(leaf, PID) pairs that /proc did not have in the last collection either."""
     leaking: frozenset[Uuid]
     """Leaves with memory that no process explains, for so long that the PIDs on them certainly do not exist."""
@@ -92,16 +92,10 @@ class Attributed(NamedTuple):
     workload: Workload | None = None
     """What a process outside pods belongs to; of one in a pod the Slurm job, if there is one."""
 
-
-class LastProcess(NamedTuple):
-    """A process of the last snapshot. Its start reveals a reused PID; its container or work gets its time until it
-    ended."""
-
-    start: int
-    container: ContainerName | None
-    pod_uid: PodUid | None
-    workload: Workload | None = None
-    """Only of a process outside pods."""
+    @property
+    def container(self) -> ContainerName | None:
+        """The container that its use counts for."""
+        return self.name if self.is_measured else None
 
 
 class ContainerProcesses(NamedTuple):
@@ -132,8 +126,8 @@ class LeafProcesses:
     missing: frozenset[tuple[Uuid, int]]
     by_container: Mapping[ContainerName, ContainerProcesses]
     by_owner: Mapping[Owner, tuple[Attributed, ...]]
-    last_processes: Mapping[int, LastProcess]
-    """What the next collection needs of each process, by PID."""
+    by_pid: Mapping[int, Attributed]
+    """Those that /proc has."""
     users: frozenset[User | None]
     """Containers with processes that may compute. `None`: one that no container is known to own. Without MPS servers,
     because their clients are listed, too."""
@@ -162,34 +156,34 @@ class Attribution:
 
 
 def confirmed_owners(
-    pending: Mapping[PendingOwner, Moment], before: Attribution | None, observations: Observations
+    pending: Mapping[PendingOwner, Moment], previous: Attribution | None, observations: Observations
 ) -> frozenset[PendingOwner]:
     """Return the pending owners that gpumap may report. The values are the times of the first snapshots with them.
 
-    One interval is long enough; after a pushed collection it takes `CONFIRM_SECONDS`. What was confirmed `before`
+    One interval is long enough; after a pushed collection it takes `CONFIRM_SECONDS`. What was confirmed `previous`
     stays so.
     """
     if observations.trigger != "push":
         return frozenset(pending)
     latest = observations.finished.monotonic - CONFIRM_SECONDS
-    confirmed = before.evidence.confirmed if before is not None else frozenset[PendingOwner]()
+    confirmed = previous.evidence.confirmed if previous is not None else frozenset[PendingOwner]()
     return frozenset(owner for owner, since in pending.items() if since.monotonic <= latest or owner in confirmed)
 
 
 def attribute(
-    processes_by_leaf: Mapping[Uuid, tuple[GpuProcess, ...]], evidence: Evidence, before: Attribution | None
+    processes_by_leaf: Mapping[Uuid, tuple[GpuProcess, ...]], evidence: Evidence, previous: Attribution | None
 ) -> Attribution:
-    """Find the owner of every process. With the same evidence as `before`, only changed leaves are classified."""
-    if before is not None and evidence != before.evidence:
-        before = None
-    by_leaf_before = before.by_leaf if before is not None else {}
+    """Find the owner of every process. With the same evidence as `previous`, only changed leaves are classified."""
+    if previous is not None and evidence != previous.evidence:
+        previous = None
+    by_leaf_before = previous.by_leaf if previous is not None else {}
     classifier = OwnerClassifier(evidence)
     by_leaf: dict[Uuid, LeafProcesses] = {}
     for leaf, listed in processes_by_leaf.items():
         known = by_leaf_before.get(leaf)
         by_leaf[leaf] = known if known and known.listed == listed else classifier.classify(leaf, listed)
-    if before is not None and list(map(id, by_leaf.values())) == list(map(id, by_leaf_before.values())):
-        return before
+    if previous is not None and list(map(id, by_leaf.values())) == list(map(id, by_leaf_before.values())):
+        return previous
     leaves = by_leaf.values()
     measured = [item for leaf in leaves for processes in leaf.by_container.values() for item in processes.items]
     return Attribution(
@@ -272,16 +266,7 @@ class OwnerClassifier:
                 for name, items in by_container.items()
             },
             {owner: tuple(items) for owner, items in by_owner.items()},
-            last_processes={
-                item.process.pid: LastProcess(
-                    item.start,
-                    item.name if item.is_measured else None,
-                    item.pod_uid,
-                    item.workload if item.owner is Owner.HOST else None,
-                )
-                for item in attributed
-                if item.start is not None
-            },
+            by_pid={item.process.pid: item for item in attributed if item.start is not None},
             users=frozenset(
                 _user(item)
                 for item in attributed
@@ -303,6 +288,8 @@ class OwnerClassifier:
             decision = OwnerDecision(Owner.UNKNOWN, unresolved=True)
         if entry.comm == MPS_SERVER_COMM and "M" not in process.types:
             decision = self._decide_mps_server(decision)
+        # A process without a pod in its path may be in a pod's container: then its work does not count.
+        job_in_pod = entry.workload if entry.cgroup.kind is CgroupKind.POD else None
         return Attributed(
             process,
             entry.start,
@@ -312,7 +299,7 @@ class OwnerClassifier:
             decision.name,
             decision.is_measured,
             decision.unresolved,
-            _workload(entry, decision.owner),
+            (entry.workload or OTHER) if decision.owner is Owner.HOST else job_in_pod,
         )
 
     def _decide_mps_server(self, decision: OwnerDecision) -> OwnerDecision:
@@ -332,7 +319,7 @@ class OwnerClassifier:
         """A process that has just ended holds nothing. One that is missing twice exists, but gpumap cannot see it."""
         self._missing.add((leaf, process.pid))
         evidence = self._evidence
-        is_missing = (leaf, process.pid) in evidence.missing_before and leaf not in evidence.leaking
+        is_missing = (leaf, process.pid) in evidence.missing_pids_before and leaf not in evidence.leaking
         unresolved = process.pid in evidence.procs.unreadable or is_missing
         return Attributed(process, None, "", Owner.UNKNOWN, None, None, is_measured=False, unresolved=unresolved)
 
@@ -426,18 +413,12 @@ class OwnerClassifier:
         if self._evidence.is_trusted(pod.namespace):
             return True
         reserved_by = {name.pod_name for name in self._holders.get(leaf, ())} & reservations
+        if not reserved_by or uid not in self._evidence.older_than_pods:
+            return bool(reserved_by)
         # Only of a scheduler with groups, gpumap knows the signs that its pods have.
-        return bool(reserved_by) and not (reserved_by <= self._grouped_pods and uid in self._unscheduled)
-
-    @functools.cached_property
-    def _grouped_pods(self) -> frozenset[PodName]:
-        return frozenset(pod.pod_name for pod in self._evidence.pod_table.reported or () if pod.gpu_groups)
-
-    @functools.cached_property
-    def _unscheduled(self) -> frozenset[PodUid]:
-        """Pods that no scheduler shares a GPU with, by an answer of the Pods API that is newer than their processes."""
-        reported = self._evidence.pod_table.reported or ()
-        return frozenset(pod.pod_uid for pod in reported if not pod.may_share) & self._evidence.older_than_pods
+        reported = self._evidence.pod_table.files.pods or ()
+        has_groups = reserved_by <= {pod.pod_name for pod in reported if pod.gpu_groups}
+        return not (has_groups and any(pod.pod_uid == uid and not pod.may_share for pod in reported))
 
     @functools.cached_property
     def _sharers(self) -> frozenset[tuple[PodName, Uuid]]:
@@ -478,14 +459,7 @@ class OwnerClassifier:
         pod_table = self._evidence.pod_table
         if name in pod_table.containers:
             return False
-        return pod_table.checkpoint is None or name.pod_name in pod_table.claimants
-
-
-def _workload(entry: ProcEntry, owner: Owner) -> Workload | None:
-    """Return the work of a process. One without a pod in its path may be in a pod's container: that does not count."""
-    if owner is Owner.HOST:
-        return entry.workload or OTHER
-    return entry.workload if entry.cgroup.kind is CgroupKind.POD else None
+        return pod_table.files.checkpoint is None or name.pod_name in pod_table.claimants
 
 
 # --- since when an owner has been accused -----------------------------------------------------------------------------
@@ -504,23 +478,23 @@ class Accused:
 
 
 def remember_accused(
-    before: Mapping[PendingOwner, Accused], attribution: Attribution, moment: Moment, *, sees_processes: bool
+    previous: Mapping[PendingOwner, Accused], attribution: Attribution, moment: Moment, *, sees_processes: bool
 ) -> dict[PendingOwner, Accused]:
     """Return the owners of now with their times. After an outage, the time of the same process counts.
 
     `sees_processes`: NVML and /proc answered in this collection.
     """
     if not sees_processes:
-        return dict(before)
+        return dict(previous)
     accused, evidence = {}, attribution.evidence
     for key in attribution.pending_owners:
         items = attribution.by_leaf[key.leaf].attributed
         processes = frozenset((item.process.pid, item.start) for item in items if item.pod_uid == key.pod_uid)
-        known = before.get(key)
+        known = previous.get(key)
         is_same = known and (key in evidence.pending_before or known.processes & processes)
         accused[key] = Accused(known.since if known and is_same else moment, processes)
     known_leaves = evidence.inventory.leaves
-    hidden = {key: known for key, known in before.items() if key not in accused and key.leaf in known_leaves}
+    hidden = {key: known for key, known in previous.items() if key not in accused and key.leaf in known_leaves}
     return accused | {key: known for key, known in hidden.items() if _may_remain(key, known, attribution)}
 
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from gpumap.agent.join.allocation import Allocation, add_left_out, allocate
 from gpumap.agent.join.attribution import Attribution, Evidence, attribute, confirmed_owners
 from gpumap.agent.join.inventory import Inventory, processes_by_leaf, take_inventory
-from gpumap.agent.join.listing import Listing, choose_listing
 from gpumap.agent.join.memory import Memory
-from gpumap.agent.join.placement import Offer
+from gpumap.agent.join.placement import KubeletOffer
 from gpumap.agent.join.pods import PodTable, tabulate
-from gpumap.agent.join.rules import Rules
-from gpumap.agent.join.shares import Schedulers
-from gpumap.agent.join.unexplained import LeafWatch, watch_leaves
+from gpumap.agent.join.served_list import ServedList, choose_list
+from gpumap.agent.join.settings import JoinSettings
+from gpumap.agent.join.unexplained import UnexplainedUse, watch_unexplained_use
 from gpumap.agent.join.usage import LeafUse, RecentProcesses, leaf_activity, measure_leaf, update_recent
-from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable
+from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable, SharingContainers
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, MEMORY_WITHOUT_PROCESS, PodName, PodUid
 
@@ -30,7 +29,7 @@ class Joined:
     observations: Observations
     memory: Memory
     inventory: Inventory
-    listing: Listing
+    served_list: ServedList
     identity: Observed[PodIdentity] | None
     pod_table: PodTable
     allocation: Allocation
@@ -38,28 +37,36 @@ class Joined:
     attribution: Attribution
     recent_processes: Mapping[Uuid, RecentProcesses]
     leaf_uses: Mapping[Uuid, LeafUse]
-    leaf_watches: Mapping[Uuid, LeafWatch]
-    rules: Rules
+    unexplained_uses: Mapping[Uuid, UnexplainedUse]
+    settings: JoinSettings
     is_gap: bool
     """gpumap did not watch the time between the last collection and this one."""
     uids: Mapping[PodName, PodUid]
     """UIDs of pods that have exactly one possible UID, or have measured processes."""
 
 
-def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Joined:
+def join_sources(memory: Memory, observations: Observations, settings: JoinSettings) -> Joined:
     """Join the observations with the memory."""
     nvml = observations.nvml.value if isinstance(observations.nvml, Observed) else None
     procs = observations.procfs.value if isinstance(observations.procfs, Observed) else NO_PROCESSES
     identity = observations.pod_identity
     if isinstance(identity, Failed):
-        identity = rules.if_young(memory.pod_identity, observations.finished)
+        identity = settings.if_young(memory.pod_identity, observations.finished)
     files = identity.value if identity else None
     inventory = take_inventory(nvml, observations.finished.wall, memory.gpus, memory.gpu_count)
-    listing = choose_listing(memory, observations, files, procs, rules)
+    served_list = choose_list(memory, observations, files, procs, settings)
     identity_read_now = isinstance(observations.pod_identity, Observed)
-    can_report_unassigned = listing.read_now and identity_read_now
-    pod_table = _pod_table(listing, files, memory, read_together=can_report_unassigned, node_name=rules.node_name)
-    pods = listing.pods if listing.current else ()
+    can_report_unassigned = served_list.read_now and identity_read_now
+    pod_table = tabulate(
+        served_list.pods,
+        files,
+        memory.pod_table,
+        kept_uids=served_list.kept_uids,
+        read_together=can_report_unassigned,
+        node_name=settings.node_name,
+        last_names=memory.names,
+    )
+    pods = served_list.pods if served_list.current else ()
     kubelet = observations.kubelet
     if can_report_unassigned and isinstance(kubelet, Observed) and kubelet.value.may_leave_out_devices:
         pods = add_left_out(pods, pod_table, procs)
@@ -67,23 +74,24 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         pods,
         pod_table,
         (files.dra.prepared or ()) if files else (),
-        Offer(
-            listing.allocatable,
-            pod_table.checkpoint.registered if pod_table.checkpoint else (),
-            may_have_claims=listing.answer is None or listing.answer.value.may_have_claims,
+        KubeletOffer(
+            served_list.allocatable,
+            pod_table.files.checkpoint.registered if pod_table.files.checkpoint else (),
+            may_have_claims=served_list.answer is None or served_list.answer.value.may_have_claims,
             listed_claims=memory.listed_claims,
-            may_leave_out_devices=listing.answer is not None and listing.answer.value.may_leave_out_devices,
+            may_leave_out_devices=served_list.answer is not None and served_list.answer.value.may_leave_out_devices,
         ),
         inventory,
-        rules.is_gpu_resource,
-        Schedulers(rules.is_reserving, files.shares if files else (), files is None or files.scheduler_files_complete),
+        settings.is_gpu_resource,
+        settings.is_reserving,
+        files.sharing if files else SharingContainers(),
         memory.gpu_indices,
         memory.allocation,
     )
     processes = processes_by_leaf(inventory)
     driver_version = nvml.driver_version if nvml else ""
-    watches = watch_leaves(
-        memory.leaf_watches, inventory, processes, procs, driver_version, observations.finished, rules
+    watches = watch_unexplained_use(
+        memory.unexplained_uses, inventory, processes, procs, driver_version, observations.finished, settings
     )
     evidence = Evidence(
         pod_table=pod_table,
@@ -92,16 +100,18 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         procs=procs,
         identity_current=identity is not None,
         identity_read_now=identity_read_now,
-        list_current=listing.current,
+        list_current=served_list.current,
         can_report_unassigned=can_report_unassigned,
-        is_trusted=rules.is_trusted,
+        is_trusted=settings.is_trusted,
         older_than_pods=frozenset(
             uid for uid, first_seen in memory.first_seen.items() if files and first_seen <= files.pods_at
         ),
         pending_before=frozenset(memory.pending_owners),
         confirmed=confirmed_owners(memory.pending_owners, memory.attribution, observations),
-        missing_before=memory.missing,
-        leaking=frozenset(leaf for leaf, watch in watches.items() if watch.has_lasted(MEMORY_WITHOUT_PROCESS, rules)),
+        missing_pids_before=memory.missing,
+        leaking=frozenset(
+            leaf for leaf, watch in watches.items() if watch.has_lasted(MEMORY_WITHOUT_PROCESS, settings)
+        ),
     )
     attribution = attribute(processes, evidence, memory.attribution)
     recent = update_recent(
@@ -112,7 +122,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         observations=observations,
         memory=memory,
         inventory=inventory,
-        listing=listing,
+        served_list=served_list,
         identity=identity,
         pod_table=pod_table,
         allocation=allocation,
@@ -123,43 +133,19 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         | {
             leaf: leaf_uses[leaf].drop_load()
             for leaf, watch in watches.items()
-            if watch.has_lasted(BUSY_WITHOUT_PROCESS, rules)
+            if watch.has_lasted(BUSY_WITHOUT_PROCESS, settings)
         },
-        leaf_watches=watches,
-        rules=rules,
-        is_gap=memory.finished is not None and rules.is_gap(memory.finished, observations.finished),
+        unexplained_uses=watches,
+        settings=settings,
+        is_gap=memory.finished is not None and settings.is_gap(memory.finished, observations.finished),
         uids={**attribution.measured_uids, **pod_table.uid_of},
-    )
-
-
-def _pod_table(
-    listing: Listing, identity: PodIdentity | None, memory: Memory, *, read_together: bool, node_name: str
-) -> PodTable:
-    """Join names and UIDs, unless neither the List nor the files changed."""
-    before = memory.pod_table
-    is_same = (
-        before
-        and before.pods is listing.pods
-        and before.kept_uids == listing.kept_uids
-        and before.is_made_from(identity)
-    )
-    if before and is_same and (before.read_together or not read_together):
-        return before
-    return tabulate(
-        listing.pods,
-        identity,
-        before,
-        kept_uids=listing.kept_uids,
-        read_together=read_together,
-        node_name=node_name,
-        last_names=memory.names,
     )
 
 
 def _leaf_uses(
     inventory: Inventory,
     attribution: Attribution,
-    before: Mapping[Uuid, RecentProcesses],
+    previous: Mapping[Uuid, RecentProcesses],
     recent: Mapping[Uuid, RecentProcesses],
 ) -> dict[Uuid, LeafUse]:
     answering = [gpu.reading for gpu in inventory.gpus if gpu.reading]
@@ -167,9 +153,9 @@ def _leaf_uses(
     measured = {uuid: reading.activity for uuid, reading in readings.items() if uuid is not None}
     measured.update((mig.uuid, mig.activity) for reading in answering for mig in reading.instances)
     activities = {
-        leaf: leaf_activity(activity, before[leaf].users | recent[leaf].users)
+        leaf: leaf_activity(activity, previous[leaf].users | recent[leaf].users)
         for leaf, activity in measured.items()
-        if leaf in before and leaf in attribution.by_leaf
+        if leaf in previous and leaf in attribution.by_leaf
     }
     return {
         leaf: measure_leaf(processes, readings.get(leaf), recent[leaf].ended, activities.get(leaf))

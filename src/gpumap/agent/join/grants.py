@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import NamedTuple
 
@@ -96,26 +97,22 @@ class _NodeHoldings:
         self._inventory = inventory
         self._offered = offered
         self._registered = registered
-        self._held: dict[tuple[Uuid, str], set[DeviceId]] = {}
-        self._listed: dict[tuple[Uuid, str, DeviceId], int] = {}
-        self._exclusive: dict[Uuid, dict[ContainerName, int]] = {}
+        held_ids: defaultdict[tuple[Uuid, str], set[DeviceId]] = defaultdict(set)
+        self._listed: Counter[tuple[Uuid, str, DeviceId]] = Counter()
+        self._exclusive: defaultdict[Uuid, Counter[ContainerName]] = defaultdict(Counter)
         self._leaves_held: set[Uuid] = set()
         """Partitioned GPUs with a MIG device that a container holds."""
-        self._claims: dict[Uuid, set[tuple[str, str]]] = {}
+        self._claims: defaultdict[Uuid, set[tuple[str, str]]] = defaultdict(set)
         for holding in holdings:
             self._leaves_held.update({_gpu_uuid(holding.uuid, inventory)} - {holding.uuid})
             if holding.plugin.unit is Unit.REPLICA:
-                self._held.setdefault((holding.uuid, holding.resource), set()).update(holding.ids)
-                for id_ in holding.ids:
-                    key = (holding.uuid, holding.resource, id_)
-                    self._listed[key] = self._listed.get(key, 0) + 1
+                held_ids[holding.uuid, holding.resource].update(holding.ids)
+                self._listed.update((holding.uuid, holding.resource, id_) for id_ in holding.ids)
             elif holding.plugin.unit is Unit.DEVICE and not _is_admin(holding) and not _is_share(holding):
-                of_device = self._exclusive.setdefault(holding.uuid, {})
-                of_device[holding.container] = of_device.get(holding.container, 0) + 1
+                self._exclusive[holding.uuid][holding.container] += 1
                 if holding.claim is not None:
-                    claim = (holding.claim.claim_namespace, holding.claim.claim)
-                    self._claims.setdefault(holding.uuid, set()).add(claim)
-        self._counts = {key: self._count(key, held_ids) for key, held_ids in self._held.items()}
+                    self._claims[holding.uuid].add((holding.claim.claim_namespace, holding.claim.claim))
+        self._counts = {key: self._count(key, ids) for key, ids in held_ids.items()}
         self._by_unit: dict[Unit, Callable[[Holding], GrantInputs]] = {
             Unit.DEVICE: self._device,
             Unit.REPLICA: self._replicas,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct, structs
 
-from gpumap.agent.join.rules import CLOCKS_APART_SECONDS, KEPT_SECONDS, Rules
+from gpumap.agent.join.settings import CLOCKS_APART_SECONDS, KEPT_SECONDS, JoinSettings
 from gpumap.agent.join.usage import LeafUse, PodWork, Sign
 from gpumap.agent.judgement.holders import WITHOUT_SIGN
 from gpumap.model.node import Watch
@@ -74,11 +74,11 @@ class LeafMemory(Struct, frozen=True):
     idle_rows: Mapping[int, Moment] = {}
     """PIDs that had a row of 0 % in each collection since then, while the GPU's utilization was 0."""
 
-    def readable_ratio(self, rules: Rules) -> float | None:
+    def readable_ratio(self, settings: JoinSettings) -> float | None:
         """Return the part of the last time in which gpumap could read the leaf; `None` if it cannot now."""
         if not self.is_readable:
             return None
-        return 1.0 - sum(end - begin for begin, end in self.gaps) / (WITHOUT_SIGN * rules.idle_after_seconds)
+        return 1.0 - sum(end - begin for begin, end in self.gaps) / (WITHOUT_SIGN * settings.idle_after_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +95,20 @@ class History:
 # --- leaves -----------------------------------------------------------------------------------------------------------
 
 
-def remember_leaf(previous: LeafMemory | None, use: LeafUse | None, moment: Moment, rules: Rules) -> LeafMemory:
+def remember_leaf(
+    previous: LeafMemory | None, use: LeafUse | None, moment: Moment, settings: JoinSettings
+) -> LeafMemory:
     """Note whether gpumap can read a leaf now. `use` is `None` if a source that it needs does not answer.
 
     A driver that reported the time of processes, and refuses it now, leaves a gap.
     """
-    window_seconds = WITHOUT_SIGN * rules.idle_after_seconds
+    window_seconds = WITHOUT_SIGN * settings.idle_after_seconds
     is_timed = use is not None and use.is_timed
     is_readable = use is not None and (is_timed or previous is None or not previous.is_timed)
     if previous is None:
         return LeafMemory(moment, is_readable, is_timed, (), _idle_rows({}, use, moment))
     gaps = previous.gaps
-    if not is_readable or rules.is_gap(previous.moment, moment):
+    if not is_readable or settings.is_gap(previous.moment, moment):
         gap = _seconds(previous.moment), _seconds(moment)
         gaps = (*gaps[:-1], (gaps[-1][0], gap[1])) if gaps and gaps[-1][1] == gap[0] else (*gaps, gap)
     start = _seconds(moment) - window_seconds
@@ -125,10 +127,10 @@ def _idle_rows(previous: Mapping[int, Moment], use: LeafUse | None, moment: Mome
     return {pid: previous.get(pid, moment) for pid in use.zero_rows}
 
 
-def worthless_rows(leaf: LeafMemory, rules: Rules) -> frozenset[int]:
+def worthless_rows(leaf: LeafMemory, settings: JoinSettings) -> frozenset[int]:
     """Return the PIDs with rows of 0 % that are no sign of work: the driver writes such rows for each idle context."""
     pids = leaf.idle_rows.items()
-    return frozenset(pid for pid, since in pids if leaf.moment.since(since) >= rules.idle_after_seconds)
+    return frozenset(pid for pid, since in pids if leaf.moment.since(since) >= settings.idle_after_seconds)
 
 
 def _seconds(moment: Moment) -> float:
@@ -145,7 +147,7 @@ def remember_pod(
     profile: str,
     leaf_before: LeafMemory | None,
     moment: Moment,
-    rules: Rules,
+    settings: JoinSettings,
 ) -> PodMemory:
     """Return what to remember of a pod on a leaf that gpumap can read.
 
@@ -159,7 +161,7 @@ def remember_pod(
             *(uid, uid is not None, profile, moment, moment.monotonic, appeared),
             *(moment, moment, moment.wall, moment, moment, moment),
         )
-    elif rules.is_gap(previous.moment, moment):
+    elif settings.is_gap(previous.moment, moment):
         previous = unwatched(previous, moment, keep=True)
     worked = work.worked
     if worked is False and not work.is_timed and previous.has_process:

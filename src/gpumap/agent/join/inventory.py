@@ -208,34 +208,29 @@ def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]
         if gpu.reading is None:
             continue
         if gpu.partitioned:
-            processes.update(
-                {
-                    instance.uuid: instance.processes
-                    for instance in gpu.reading.instances
-                    if instance.processes is not None
-                }
-            )
+            lists = ((instance.uuid, instance.processes) for instance in gpu.reading.instances)
+            processes.update((uuid, listed) for uuid, listed in lists if listed is not None)
         elif gpu.reading.processes is not None:
             processes[gpu.uuid] = gpu.reading.processes
     return processes
 
 
-def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, before: KnownGpu | None = None) -> KnownGpu:
+def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, previous: KnownGpu | None = None) -> KnownGpu:
     total = reading.memory.total_bytes if reading.memory else None
     if reading.partitioned:
         leaves = tuple(_leaf(instance, reading.max_mig_devices) for instance in reading.instances)
-        if reading.mig_unknown and before is not None and before.partitioned:
+        if reading.mig_unknown and previous is not None and previous.partitioned:
             read = {leaf.uuid for leaf in leaves}
-            leaves += tuple(leaf for leaf in before.leaves if leaf.uuid not in read)
+            leaves += tuple(leaf for leaf in previous.leaves if leaf.uuid not in read)
     else:
         leaves = (KnownLeaf(uuid, None, None, "", 1.0, total),)
-    errors, errors_at = _ecc_uncorrected(reading, wall, before)
+    errors, errors_at = _ecc_uncorrected(reading, wall, previous)
     return KnownGpu(
         uuid,
         reading.index,
-        reading.minor if reading.minor is not None or before is None else before.minor,
-        reading.pci_bus_id or (before.pci_bus_id if before else ""),
-        reading.model or (before.model if before else ""),
+        reading.minor if reading.minor is not None or previous is None else previous.minor,
+        reading.pci_bus_id or (previous.pci_bus_id if previous else ""),
+        reading.model or (previous.model if previous else ""),
         reading.partitioned,
         total,
         leaves,
@@ -246,14 +241,14 @@ def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, before: KnownGpu | 
 
 
 def _ecc_uncorrected(
-    reading: GpuReading, wall: float, before: KnownGpu | None
+    reading: GpuReading, wall: float, previous: KnownGpu | None
 ) -> tuple[Mapping[str, int], float | None]:
     """Return the counts of uncorrected ECC errors, and when one last grew. A count may be absent for a while."""
     counts = reading.ecc_errors.get("uncorrected", {})
-    if before is None:
+    if previous is None:
         return counts, None
-    grew = any(errors > before.ecc_uncorrected.get(location, errors) for location, errors in counts.items())
-    return {**before.ecc_uncorrected, **counts}, wall if grew else before.ecc_uncorrected_at
+    grew = any(errors > previous.ecc_uncorrected.get(location, errors) for location, errors in counts.items())
+    return {**previous.ecc_uncorrected, **counts}, wall if grew else previous.ecc_uncorrected_at
 
 
 def _leaf(instance: MigInstance, slices_of_gpu: int | None) -> KnownLeaf:

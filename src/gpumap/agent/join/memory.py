@@ -16,7 +16,7 @@ from gpumap.agent.join.needs_restart import HiddenMemory, LostDriverMemory
 from gpumap.agent.join.pcie import PcieCount
 from gpumap.agent.join.pods import PodTable
 from gpumap.agent.join.stalled import StallMemory
-from gpumap.agent.join.unexplained import LeafWatch
+from gpumap.agent.join.unexplained import UnexplainedUse
 from gpumap.agent.join.usage import RecentProcesses
 from gpumap.agent.join.xids import XidMemory
 from gpumap.agent.judgement.judge import AssignedTwice
@@ -66,31 +66,31 @@ def answers(observations: Observations) -> dict[str, Observed[object] | Failed]:
 def record_health(health: tuple[SourceHealth, ...], observations: Observations) -> tuple[SourceHealth, ...]:
     """Add the answers and failures of one collection. A source that this machine does not have has no record."""
     by_source = answers(observations)
-    return tuple(_record(before, by_source[before.source]) for before in health if before.source in by_source)
+    return tuple(_record(previous, by_source[previous.source]) for previous in health if previous.source in by_source)
 
 
-def _record(before: SourceHealth, answer: Observed[object] | Failed) -> SourceHealth:
-    errors = dict(before.errors)
+def _record(previous: SourceHealth, answer: Observed[object] | Failed) -> SourceHealth:
+    errors = dict(previous.errors)
     for complaint in answer.complaints:
         errors[complaint.reason] = errors.get(complaint.reason, 0) + 1
     last_complaint = answer.complaints[-1] if answer.complaints else Complaint("", "")
     return structs.replace(
-        before,
+        previous,
         up=isinstance(answer, Observed),
         reason=last_complaint.reason,
         detail=last_complaint.detail,
-        remedy=remedies.SOURCES[Source(before.source)].get(last_complaint.reason),
-        last_success=answer.at.wall if isinstance(answer, Observed) else before.last_success,
-        attempts=before.attempts + 1,
-        seconds=before.seconds + answer.seconds,
+        remedy=remedies.SOURCES[Source(previous.source)].get(last_complaint.reason),
+        last_success=answer.at.wall if isinstance(answer, Observed) else previous.last_success,
+        attempts=previous.attempts + 1,
+        seconds=previous.seconds + answer.seconds,
         errors=errors,
-        failures=before.failures + isinstance(answer, Failed),
+        failures=previous.failures + isinstance(answer, Failed),
         last_seconds=answer.seconds,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class MissingMemory:
+class UnlistedGpuMemory:
     """What gpumap remembers of GPUs that are on PCI and that NVML does not list."""
 
     listed_ids: frozenset[str] = frozenset()
@@ -149,13 +149,13 @@ class Memory:
     gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]] = field(default_factory=dict)
     """For each plugin answer: the GPU of each NVML index at the time gpumap first saw the answer."""
     hidden: HiddenMemory = field(default_factory=HiddenMemory)
-    missing_gpus: MissingMemory = field(default_factory=MissingMemory)
+    missing_gpus: UnlistedGpuMemory = field(default_factory=UnlistedGpuMemory)
     lost_driver: LostDriverMemory = field(default_factory=LostDriverMemory)
     ledger: Ledger = field(default_factory=Ledger)
     """The counters of accounting."""
     xids: XidMemory = field(default_factory=XidMemory)
     stalls: Mapping[Uuid, StallMemory] = field(default_factory=dict)
-    leaf_watches: Mapping[Uuid, LeafWatch] = field(default_factory=dict)
+    unexplained_uses: Mapping[Uuid, UnexplainedUse] = field(default_factory=dict)
     """Memory and load without a process."""
     assigned_twice: tuple[AssignedTwice, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -69,7 +69,7 @@ class HiddenMemory:
 
 
 def find_hidden(
-    before: HiddenMemory, visible: VisibleMigDevices | None, moment: Moment, after_seconds: float
+    previous: HiddenMemory, visible: VisibleMigDevices | None, moment: Moment, after_seconds: float
 ) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
     """Return the devices that are hidden, and since when.
 
@@ -77,21 +77,21 @@ def find_hidden(
     the time until the next complete collection does not count.
     """
     if visible is None:
-        return replace(before, checked_at=None), ()
+        return replace(previous, checked_at=None), ()
     missing = visible.denied | ((visible.named or frozenset()) - visible.readable)
-    first_layout = visible.layout if before.first_layout is None else before.first_layout
-    excused = before.excused | visible.readable
+    first_layout = visible.layout if previous.first_layout is None else previous.first_layout
+    excused = previous.excused | visible.readable
     # The start lasts until plugins that start together with gpumap offer their devices, while the layout is the same.
-    if before.first_layout is None or (not before.offer_known and visible.layout == first_layout):
+    if previous.first_layout is None or (not previous.offer_known and visible.layout == first_layout):
         excused |= missing
-    passed = 0.0 if before.checked_at is None else moment.monotonic - before.checked_at
+    passed = 0.0 if previous.checked_at is None else moment.monotonic - previous.checked_at
     missed = {}
     for uuid in sorted(missing - excused):
-        earlier = before.missed.get(uuid)
+        earlier = previous.missed.get(uuid)
         missed[uuid] = Missed(moment.wall, 0.0, 1)
         if earlier is not None:
             missed[uuid] = Missed(earlier.since, earlier.seconds + passed, earlier.collections + 1)
-    offer_known = before.offer_known or visible.named is not None
+    offer_known = previous.offer_known or visible.named is not None
     memory = HiddenMemory(first_layout, offer_known, excused, missed, moment.monotonic)
     return memory, tuple(_hidden(missed, visible, after_seconds))
 
@@ -163,18 +163,18 @@ class LostDriverMemory(NamedTuple):
 
 
 def find_lost_driver(
-    before: LostDriverMemory, nvml: Observed[NvmlReading] | Failed, moment: Moment, after_seconds: float
+    previous: LostDriverMemory, nvml: Observed[NvmlReading] | Failed, moment: Moment, after_seconds: float
 ) -> tuple[LostDriverMemory, str]:
     """Return why NVML is lost, after it failed for the same reason for long enough; otherwise an empty text."""
     if isinstance(nvml, Observed):
         return LostDriverMemory(has_answered=True), ""
     reason = nvml.complaints[-1].reason if nvml.complaints else ""
     if reason in _INCONCLUSIVE:
-        return before, ""
-    if not before.has_answered or reason not in _WHY:
-        return LostDriverMemory(before.has_answered), ""
-    if reason != before.reason:
+        return previous, ""
+    if not previous.has_answered or reason not in _WHY:
+        return LostDriverMemory(previous.has_answered), ""
+    if reason != previous.reason:
         return LostDriverMemory(True, reason, moment.monotonic, 1), ""
-    after = before._replace(collections=before.collections + 1)
+    after = previous._replace(collections=previous.collections + 1)
     lost = after.collections >= COLLECTIONS and moment.monotonic - after.since >= after_seconds
     return after, f"{_WHY[reason]} ({nvml.complaints[-1].detail})" if lost else ""

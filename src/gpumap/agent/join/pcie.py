@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.agent.join.rules import GPUS_AWAY_MAX
+from gpumap.agent.join.settings import GPUS_AWAY_MAX
 from gpumap.model.observations import Observations, Observed
 from gpumap.model.readings import PCIE_TOTALS, GpuReading, Uuid
 
@@ -29,27 +29,27 @@ class PcieCount(NamedTuple):
 
 
 def count_pcie(
-    before: Mapping[Uuid, PcieCount], observations: Observations
+    previous: Mapping[Uuid, PcieCount], observations: Observations
 ) -> tuple[Mapping[Uuid, PcieCount], Observations]:
     """Return the observations with continuous counters, and what to remember of them."""
     if not isinstance(observations.nvml, Observed):
-        return before, observations
+        return previous, observations
     counts_now: dict[Uuid, PcieCount] = {}
     readings = []
     for reading in observations.nvml.value.gpus:
-        count = _count(before, reading)
+        count = _count(previous, reading)
         if count is not None and reading.uuid is not None:
             counts_now[reading.uuid] = count
             reading = structs.replace(reading, pcie_transmit_bytes=count.values[0], pcie_receive_bytes=count.values[1])
         readings.append(reading)
     if not counts_now:
-        return before, observations
+        return previous, observations
     nvml = replace(observations.nvml, value=replace(observations.nvml.value, gpus=tuple(readings)))
-    absent = [(uuid, count) for uuid, count in before.items() if uuid not in counts_now]
+    absent = [(uuid, count) for uuid, count in previous.items() if uuid not in counts_now]
     return dict(absent[-GPUS_AWAY_MAX:]) | counts_now, replace(observations, nvml=nvml)
 
 
-def _count(before: Mapping[Uuid, PcieCount], reading: GpuReading) -> PcieCount | None:
+def _count(previous: Mapping[Uuid, PcieCount], reading: GpuReading) -> PcieCount | None:
     """Return the count of a reading; `None` if it has none.
 
     A driver's count appears as it is, also after it restarted. The worker's count appears at 0, and continues. After a
@@ -60,7 +60,7 @@ def _count(before: Mapping[Uuid, PcieCount], reading: GpuReading) -> PcieCount |
     if reading.pcie_transmit_bytes is None or reading.pcie_receive_bytes is None:
         return None
     source, counts = reading.pcie_source, (reading.pcie_transmit_bytes, reading.pcie_receive_bytes)
-    last_count = before.get(reading.uuid)
+    last_count = previous.get(reading.uuid)
     restarted = last_count is not None and (counts[0] < last_count.counts[0] or counts[1] < last_count.counts[1])
     if last_count is None or last_count.source != source:
         value = last_count.values if last_count else counts if source == PCIE_TOTALS else (0, 0)

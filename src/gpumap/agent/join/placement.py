@@ -165,15 +165,10 @@ def _spread(plugin: Plugin, ids: Sequence[DeviceId], targets: Sequence[_Target])
         yield Placed(device_id, plugin, target.located, target.position)
 
 
-class PlacedClaim(NamedTuple):
-    """A DRA device and its place. `prepared` is the driver's note about the device of this claim."""
-
-    placed: Placed
-    prepared: PreparedDevice | None
-
-
-def place_claim(device: ClaimDevice, same_name: Sequence[PreparedDevice], inventory: Inventory) -> PlacedClaim:
-    """Place a DRA device: by the driver's note about this claim; otherwise by the device's name.
+def place_claim(
+    device: ClaimDevice, same_name: Sequence[PreparedDevice], inventory: Inventory
+) -> tuple[Placed, PreparedDevice | None]:
+    """Place a DRA device: by the driver's note about this claim; otherwise by the device's name. Return the note, too.
 
     `same_name` are the driver's notes about all devices of this name. Those of other claims count only for MIG devices
     without a known placement: a new instance may have the placement of an earlier one.
@@ -181,15 +176,15 @@ def place_claim(device: ClaimDevice, same_name: Sequence[PreparedDevice], invent
     recognised = recognise_dra(device.driver, device.device)
     device_id = DeviceId(device.device)
     if recognised is None:
-        return PlacedClaim(Placed(device_id, None, Located((), UNPARSED)), None)
+        return Placed(device_id, None, Located((), UNPARSED)), None
     own_note = _note_of_claim(device, same_name)
     if own_note is not None:
-        return PlacedClaim(Placed(device_id, recognised.plugin, locate(ByUuid(own_note.uuid), inventory)), own_note)
+        return Placed(device_id, recognised.plugin, locate(ByUuid(own_note.uuid), inventory)), own_note
     located = locate(recognised.device, inventory)
     if located.reason == UNTRUSTED:
         other_devices = {found_uuid for note in same_name if (found_uuid := inventory.find(note.uuid))}
         located = Located(tuple(other_devices)) if len(other_devices) == 1 else located
-    return PlacedClaim(Placed(device_id, recognised.plugin, located), None)
+    return Placed(device_id, recognised.plugin, located), None
 
 
 def _note_of_claim(device: ClaimDevice, same_name: Sequence[PreparedDevice]) -> PreparedDevice | None:
@@ -217,7 +212,7 @@ IdsByDevice = Mapping[tuple[Uuid, str], set[DeviceId]]
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class KubeletOffer:
     """The devices that the kubelet offers, apart from the List. All of it is optional."""
 
     allocatable: tuple[ResourceDevices, ...] | None
@@ -246,15 +241,15 @@ class PlacedOffer:
 
 
 def place_offer(
-    offer: Offer, inventory: Inventory, is_gpu_resource: Callable[[str], bool], before: PlacedOffer | None
+    offer: KubeletOffer, inventory: Inventory, is_gpu_resource: Callable[[str], bool], previous: PlacedOffer | None
 ) -> PlacedOffer:
     """Place each id on the device that it names, to count the slots of each device.
 
-    This includes ids that are not trusted for containers. Returns `before` itself while nothing has changed.
+    This includes ids that are not trusted for containers. Returns `previous` itself while nothing has changed.
     """
     basis = (offer, inventory.shape)
-    if before is not None and before.basis == basis:
-        return before
+    if previous is not None and previous.basis == basis:
+        return previous
     allocatable = _ids_by_device(offer.allocatable or (), inventory, is_gpu_resource)
     is_same = offer.registered == offer.allocatable
     registered = allocatable if is_same else _ids_by_device(offer.registered, inventory, is_gpu_resource)

@@ -18,11 +18,10 @@ from gpumap.model.observations import (
     CheckpointEntry,
     ClaimPods,
     ContainerLink,
+    DeviceId,
     ListedPod,
     LogTree,
     PodIdentity,
-    PodLogs,
-    ReportedPod,
     ResourceDevices,
 )
 from gpumap.model.terms import ContainerName, PodName, PodUid
@@ -38,28 +37,22 @@ class PodUidState(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class CheckpointIndex:
-    """The rows of the device checkpoint by container, resource and device id. They have UIDs, which the List lacks."""
+RowsById = Mapping[tuple[str, str, DeviceId], Sequence[CheckpointEntry]]
+"""The rows of the device checkpoint by container, resource and device id. They have UIDs, which the List lacks."""
 
-    def __init__(self, checkpoint: Checkpoint | None) -> None:
-        entries = checkpoint.entries if checkpoint else ()
-        self._by_id = grouped(
-            ((entry.container, entry.resource, device_id), entry) for entry in entries for device_id in entry.ids
-        )
 
-    def matching(self, container: str, devices: ResourceDevices) -> list[CheckpointEntry]:
-        """Return the rows that have all devices of a listed container. `devices` has at least one id.
+def matching_rows(rows: RowsById, container: str, devices: ResourceDevices) -> list[CheckpointEntry]:
+    """Return the rows that have all devices of a listed container. `devices` has at least one id.
 
-        A row may have more: kubelets 1.20 to 1.22 leave some devices out of the List (kubernetes/kubernetes#103289).
-        """
-        listed = frozenset(devices.ids)
-        with_first = self._by_id.get((container, devices.resource, devices.ids[0]), ())
-        return [row for row in with_first if listed <= row.ids]
+    A row may have more: kubelets 1.20 to 1.22 leave some devices out of the List (kubernetes/kubernetes#103289).
+    """
+    with_first = rows.get((container, devices.resource, devices.ids[0]), ())
+    return [row for row in with_first if row.ids.issuperset(devices.ids)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PodTable:
-    """The join of one List with one identity reading. The first eight fields are its inputs. While they are the same,
+    """The join of one List with one identity reading. The first four fields are its inputs. While they are the same,
     it stays the same object, which is all that is compared."""
 
     pods: tuple[ListedPod, ...]
@@ -67,14 +60,9 @@ class PodTable:
     """Those of `pods` that the kubelet has not listed since its restart, with their UIDs."""
     read_together: bool
     """List and identity reading are of one collection."""
-    checkpoint: Checkpoint | None
-    logs: PodLogs | None
-    claims: tuple[ClaimPods, ...] | None
-    reported: tuple[ReportedPod, ...] | None
-    """Pods of the Pods API, if it is current."""
-    noted: tuple[ContainerLink, ...]
-    """Containers in a scheduler's files."""
-    rows: CheckpointIndex
+    files: PodIdentity
+    """The identity files and the Pods API, if it is current."""
+    rows: RowsById
     listed: frozenset[PodName]
     containers: frozenset[ContainerName]
     """Containers on the List."""
@@ -82,10 +70,10 @@ class PodTable:
     """Pods with a claim. Their init containers may use it too; the List does not contain init containers."""
     uid_of: Mapping[PodName, PodUid]
     """Listed pods with exactly one possible UID."""
-    single: frozenset[PodName]
+    listed_now: frozenset[PodName]
     """Those of `uid_of` that the List of now has: not the pods that the grace period keeps."""
-    written: frozenset[PodName]
-    """Those of `single` with a UID from the checkpoint or a claim."""
+    confirmed_by_files: frozenset[PodName]
+    """Those of `listed_now` with a UID from the checkpoint or a claim."""
     name_of: Mapping[PodUid, PodName]
     """Inverse of `uid_of`."""
     last_names: Mapping[PodUid, PodName]
@@ -119,15 +107,14 @@ class PodTable:
         has_some = any("-" in uid for uid in self.known_uids) or (restarted and self.only_static)
         return self.may_be_incomplete and has_some
 
-    def is_made_from(self, identity: PodIdentity | None) -> bool:
+    def is_made_from(self, files: PodIdentity) -> bool:
         """Whether this reading made the table. A source returns the same object while nothing changed."""
-        files = identity or _NOTHING_READ
         return (
-            self.checkpoint is files.checkpoint
-            and self.logs is files.logs
-            and self.claims is files.dra.claims
-            and self.reported is files.pods
-            and self.noted == files.noted
+            self.files.checkpoint is files.checkpoint
+            and self.files.logs is files.logs
+            and self.files.dra.claims is files.dra.claims
+            and self.files.pods is files.pods
+            and self.files.sharing.links == files.sharing.links
         )
 
     def name(self, uid: PodUid) -> PodName | None:
@@ -180,7 +167,7 @@ class PodTable:
 
         `pods_current`: the answer of the Pods API is new enough for the process in question.
         """
-        return self.single if pods_current and self.reports_all else self.written
+        return self.listed_now if pods_current and self.reports_all else self.confirmed_by_files
 
     def state(self, uid: PodUid, *, pods_current: bool) -> PodUidState:
         """Return whether the kubelet still has the pod of a running process (owner `gone`, attribution.md).
@@ -209,7 +196,7 @@ _NO_NAMES: Mapping[PodUid, PodName] = {}
 def tabulate(
     pods: tuple[ListedPod, ...],
     identity: PodIdentity | None,
-    before: PodTable | None,
+    previous: PodTable | None,
     *,
     kept_uids: Mapping[PodName, PodUid] = _NONE_KEPT,
     read_together: bool = True,
@@ -219,23 +206,28 @@ def tabulate(
     """Join a List with the identity files. A UID that ever had another name does not get a listed name.
 
     If they are of different collections (not `read_together`), no UID is assigned that the last table did not have.
+    Returns `previous` itself while neither the List nor the files change.
     """
     files = identity or _NOTHING_READ
-    rows = CheckpointIndex(files.checkpoint)
-    fixed_before = before.fixed_names if before else {}
+    is_same = previous and previous.pods is pods and previous.kept_uids == kept_uids and previous.is_made_from(files)
+    if previous and is_same and (previous.read_together or not read_together):
+        return previous
+    entries = files.checkpoint.entries if files.checkpoint else ()
+    rows = grouped(((entry.container, entry.resource, id_), entry) for entry in entries for id_ in entry.ids)
+    fixed_before = previous.fixed_names if previous else {}
     names_before = {**last_names, **fixed_before}
     trees = _trees(files, names_before)
     reported_names = {pod.pod_uid: pod.pod_name for pod in files.pods or ()}
-    uids_of_ended_pods = _superseded(pods, trees if files.logs else None, before) if before else frozenset()
+    uids_of_ended_pods = _superseded(pods, trees if files.logs else None, previous) if previous else frozenset()
     index = UidIndex(
         rows if files.checkpoint else None, files.dra.claims, trees, reported_names, names_before, uids_of_ended_pods
     )
     uid_of = _fix_uids(pods, index)
     if not read_together:
-        uid_of = _still_valid(uid_of, pods, before)
+        uid_of = _still_valid(uid_of, pods, previous)
     uid_of |= {name: uid for name, uid in kept_uids.items() if uid not in uid_of.values()}
     name_of = {uid: name for name, uid in uid_of.items()}
-    single = frozenset(uid_of.keys() - kept_uids.keys())
+    listed_now = frozenset(uid_of.keys() - kept_uids.keys())
     known_uids = _known_uids(files)
     listed = frozenset(pod.pod_name for pod in pods)
     containers = frozenset(ContainerName(*pod.pod_name, container.name) for pod in pods for container in pod.containers)
@@ -245,19 +237,17 @@ def tabulate(
         pods=pods,
         kept_uids=kept_uids,
         read_together=read_together,
-        checkpoint=files.checkpoint,
-        logs=files.logs,
-        claims=files.dra.claims,
-        reported=files.pods,
-        noted=files.noted,
+        files=files,
         rows=rows,
         listed=listed,
         containers=containers,
         claimants=frozenset(pod.pod_name for pod in pods if any(container.claims for container in pod.containers))
         | {name_of[uid] for claim in files.dra.claims or () for uid in claim.pod_uids if uid in name_of},
         uid_of=uid_of,
-        single=single,
-        written=frozenset(pod.pod_name for pod in pods if pod.pod_name in single and index.written(pod) is not None),
+        listed_now=listed_now,
+        confirmed_by_files=frozenset(
+            pod.pod_name for pod in pods if pod.pod_name in listed_now and index.uids_with_devices(pod) is not None
+        ),
         name_of=name_of,
         last_names=last_names,
         fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},
@@ -288,7 +278,7 @@ def _trees(files: PodIdentity, fixed_names: Mapping[PodUid, PodName]) -> dict[Po
         if len(set(names[tree.pod_uid])) == 1 or fixed_names.get(tree.pod_uid) == tree.pod_name
     }
     with_tree = {tree.pod_name for tree in trees.values()}
-    noted = (LogTree(link.pod_uid, link.name.namespace, link.name.pod, ()) for link in files.noted)
+    noted = (LogTree(link.pod_uid, link.name.namespace, link.name.pod, ()) for link in files.sharing.links)
     return {**trees, **{tree.pod_uid: tree for tree in noted if tree.pod_name not in with_tree}}
 
 
@@ -300,7 +290,7 @@ def _known_uids(files: PodIdentity) -> frozenset[PodUid]:
             *(uid for claim in files.dra.claims or () for uid in claim.pod_uids),
             *(tree.pod_uid for tree in (files.logs.trees if files.logs else ())),
             *(pod.pod_uid for pod in files.pods or ()),
-            *(link.pod_uid for link in files.noted),
+            *(link.pod_uid for link in files.sharing.links),
         )
     )
 
@@ -314,11 +304,11 @@ def _links(files: PodIdentity) -> tuple[ContainerLink, ...]:
         for container in pod.containers
         if len(container.container_id) == _CONTAINER_ID_DIGITS
     )
-    return (*files.noted, *(files.logs.links if files.logs else ()), *reported)
+    return (*files.sharing.links, *(files.logs.links if files.logs else ()), *reported)
 
 
 def _superseded(
-    pods: Iterable[ListedPod], trees: Mapping[PodUid, LogTree] | None, before: PodTable
+    pods: Iterable[ListedPod], trees: Mapping[PodUid, LogTree] | None, previous: PodTable
 ) -> frozenset[PodUid]:
     """Return the UIDs whose log tree is that of an ended pod.
 
@@ -327,17 +317,17 @@ def _superseded(
     keeps that of a predecessor for up to 35 s. `trees` is `None` if the log directories are unreadable.
     """
     if trees is None:
-        return before.uids_of_ended_pods
-    listed, listed_before = _group_by_name(pods), _group_by_name(before.pods)
+        return previous.uids_of_ended_pods
+    listed, listed_before = _group_by_name(pods), _group_by_name(previous.pods)
     changed = {name for name in listed.keys() & listed_before.keys() if listed[name] != listed_before[name]}
-    if before.logs:
-        changed |= {tree.pod_name for uid, tree in trees.items() if uid not in before.trees}
+    if previous.files.logs:
+        changed |= {tree.pod_name for uid, tree in trees.items() if uid not in previous.trees}
     ended = {
         uid
-        for uid, name in before.fixed_names.items()
-        if (name in changed and uid in before.trees) or not (name in before.listed or before.may_be_incomplete)
+        for uid, name in previous.fixed_names.items()
+        if (name in changed and uid in previous.trees) or not (name in previous.listed or previous.may_be_incomplete)
     }
-    return frozenset((ended | before.uids_of_ended_pods) & trees.keys())
+    return frozenset((ended | previous.uids_of_ended_pods) & trees.keys())
 
 
 def _group_by_name(pods: Iterable[ListedPod]) -> dict[PodName, list[ListedPod]]:
@@ -346,16 +336,16 @@ def _group_by_name(pods: Iterable[ListedPod]) -> dict[PodName, list[ListedPod]]:
 
 
 def _still_valid(
-    uid_of: Mapping[PodName, PodUid], pods: Iterable[ListedPod], before: PodTable | None
+    uid_of: Mapping[PodName, PodUid], pods: Iterable[ListedPod], previous: PodTable | None
 ) -> dict[PodName, PodUid]:
     """Return the UIDs that a List and files of different collections can still give: those that the last table had.
 
     A pod of the newer one that is new or changed may have been re-created, or have the devices of an ended pod.
     """
-    if before is None:
+    if previous is None:
         return {}
-    unchanged = {pod.pod_name for pod in set(pods).intersection(before.pods)}
-    return {name: uid for name, uid in uid_of.items() if name in unchanged and before.uid_of.get(name) == uid}
+    unchanged = {pod.pod_name for pod in set(pods).intersection(previous.pods)}
+    return {name: uid for name, uid in uid_of.items() if name in unchanged and previous.uid_of.get(name) == uid}
 
 
 def _has_pod_of_api_server(
@@ -394,9 +384,9 @@ def _unlisted(
 def _fix_uids(pods: tuple[ListedPod, ...], index: UidIndex) -> dict[PodName, PodUid]:
     """Assign a UID to each listed pod that has exactly one possible UID."""
     candidates = {name: index.candidates(name, namesakes) for name, namesakes in _group_by_name(pods).items()}
-    single = {name: next(iter(uids)) for name, uids in candidates.items() if len(uids) == 1}
-    uses = Counter(single.values())
-    return {name: uid for name, uid in single.items() if uses[uid] == 1}
+    single_uids = {name: next(iter(uids)) for name, uids in candidates.items() if len(uids) == 1}
+    uses = Counter(single_uids.values())
+    return {name: uid for name, uid in single_uids.items() if uses[uid] == 1}
 
 
 class UidIndex:
@@ -404,12 +394,12 @@ class UidIndex:
 
     def __init__(
         self,
-        rows: CheckpointIndex | None,
+        rows: RowsById | None,
         claims: tuple[ClaimPods, ...] | None,
         trees: Mapping[PodUid, LogTree],
         reported: Mapping[PodUid, PodName],
         known: Mapping[PodUid, PodName],
-        uids_of_ended_pods: frozenset[PodUid] = frozenset(),
+        uids_of_ended_pods: frozenset[PodUid],
     ) -> None:
         self._rows = rows
         self._claims = (
@@ -435,21 +425,21 @@ class UidIndex:
         """Return the possible UIDs by the files; `None` if the files have none for this name."""
         in_logs = set(self._in_logs.get(name, ()))
         current = in_logs - self._superseded
-        written = [uids for uids in map(self.written, namesakes) if uids is not None]
-        if not written:
+        of_namesakes = [uids for uids in map(self.uids_with_devices, namesakes) if uids is not None]
+        if not of_namesakes:
             return current or None
         # Assigned devices are always in a file: a directory without a row belongs to a predecessor. A row of an ended
         # pod stays until the next write, and its device may have another owner by then. A shared claim is prepared
         # for other pods too.
         fitting = {
             uid
-            for uid in set[PodUid]().union(*written)
+            for uid in set[PodUid]().union(*of_namesakes)
             if (uid not in self._trees or uid in in_logs) and self._known.get(uid, name) == name
         }
         # If they have no UID in common, the pod has just started, or the file is an old copy.
         return (fitting & in_logs) or (fitting | current if fitting else fitting)
 
-    def written(self, pod: ListedPod) -> set[PodUid] | None:
+    def uids_with_devices(self, pod: ListedPod) -> set[PodUid] | None:
         """Return the UIDs with all of this pod's devices and claims in files; `None` if no file would have them.
 
         Log trees only choose among these UIDs.
@@ -464,7 +454,7 @@ class UidIndex:
         ]
         if self._rows is None or not listed:
             return None
-        return set.intersection(*({row.pod_uid for row in self._rows.matching(*row_key)} for row_key in listed))
+        return set.intersection(*({row.pod_uid for row in matching_rows(self._rows, *row_key)} for row_key in listed))
 
     def _uids_of_claims(self, pod: ListedPod) -> set[PodUid] | None:
         """A claim is in the file from before the first container starts until the last one has ended."""

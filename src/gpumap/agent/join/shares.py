@@ -6,7 +6,7 @@ pods that share it. Their shares come from the scheduler's own notes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from gpumap.agent.join.inventory import Inventory
@@ -16,15 +16,6 @@ from gpumap.model.grouping import grouped
 from gpumap.model.observations import ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, PodName
-
-
-class Schedulers(NamedTuple):
-    """Schedulers beside the kubelet: the namespaces of their reservations, the shares in their files, and whether all
-    files could be read."""
-
-    is_reserving: Callable[[str], bool]
-    shares: tuple[ScheduledShare, ...] = ()
-    scheduler_files_complete: bool = True
 
 
 class PlacedShare(NamedTuple):
@@ -56,7 +47,7 @@ def place_shares(
     containers = grouped((container.pod_name, container) for container in pod_table.containers)
     placed: dict[tuple[ContainerName, Uuid], PlacedShare] = {}
     in_pods = (
-        share for pod in pod_table.reported or () for share in pod.shares if share.group or share.uuid in reserved
+        share for pod in pod_table.files.pods or () for share in pod.shares if share.group or share.uuid in reserved
     )
     for share in (*shares, *in_pods):
         pod = pod_table.name_of.get(share.pod_uid)
@@ -80,7 +71,7 @@ def _devices_by_group(
     reservations: frozenset[PodName], holders: Mapping[Uuid, Iterable[ContainerName]], pod_table: PodTable
 ) -> dict[str, set[Uuid]]:
     """Return the devices that the reservations of each group hold: one, unless a scheduler made two reservations."""
-    groups_of = {pod.pod_uid: pod.gpu_groups for pod in pod_table.reported or () if pod.gpu_groups}
+    groups_of = {pod.pod_uid: pod.gpu_groups for pod in pod_table.files.pods or () if pod.gpu_groups}
     devices_held = (
         (pod, uuid) for uuid, names in holders.items() for pod in {name.pod_name for name in names} & reservations
     )

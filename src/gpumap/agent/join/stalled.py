@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gpumap.agent.join.rules import GPUS_AWAY_MAX, Rules
+from gpumap.agent.join.settings import GPUS_AWAY_MAX, JoinSettings
 from gpumap.model.node import Device, Gpu
 from gpumap.model.observations import Moment
-from gpumap.model.readings import Activity, GpuReading, Uuid
+from gpumap.model.readings import GpuReading, Uuid
 
 BUSY_RATIO = 0.95
 """Utilization of a busy GPU."""
@@ -45,15 +45,19 @@ class StallMemory(NamedTuple):
 
 
 def watch_for_stalls(
-    before: Mapping[Uuid, StallMemory], gpus: Iterable[Gpu], devices: Iterable[Device], moment: Moment, rules: Rules
+    previous: Mapping[Uuid, StallMemory],
+    gpus: Iterable[Gpu],
+    devices: Iterable[Device],
+    moment: Moment,
+    settings: JoinSettings,
 ) -> tuple[dict[Uuid, StallMemory], tuple[Gpu, ...]]:
     """Return what to remember, and the GPUs with their idle power and for how long they have been busy without work."""
     by_uuid = {device.uuid: device for device in devices}
     after: dict[Uuid, StallMemory] = {}
     watched = []
     for gpu in gpus:
-        last_memory = before.get(gpu.uuid, StallMemory(moment))
-        if gpu.reading is None or rules.is_gap(last_memory.moment, moment):
+        last_memory = previous.get(gpu.uuid, StallMemory(moment))
+        if gpu.reading is None or settings.is_gap(last_memory.moment, moment):
             last_memory = StallMemory(moment, idle_watts=last_memory.idle_watts)
         memory, seconds = last_memory, None
         if gpu.reading is not None:
@@ -62,44 +66,47 @@ def watch_for_stalls(
         watched.append(structs.replace(gpu, idle_power_watts=memory.idle_watts, busy_without_work_seconds=seconds))
     away = [
         (uuid, StallMemory(moment, idle_watts=memory.idle_watts))
-        for uuid, memory in before.items()
+        for uuid, memory in previous.items()
         if uuid not in after
     ]
     return dict(away[-GPUS_AWAY_MAX:]) | after, tuple(watched)
 
 
 def _watch(
-    before: StallMemory, reading: GpuReading, device: Device | None, moment: Moment
+    previous: StallMemory, reading: GpuReading, device: Device | None, moment: Moment
 ) -> tuple[StallMemory, float | None]:
     """Return what to remember, and for how long it has been busy without work, if that is known."""
-    free_since = (before.free_since or moment) if reading.processes == () and reading.utilization_ratio == 0 else None
-    idle_watts = before.idle_watts
+    free_since = (previous.free_since or moment) if reading.processes == () and reading.utilization_ratio == 0 else None
+    idle_watts = previous.idle_watts
     if free_since and moment.since(free_since) >= FREE_SECONDS and reading.power_watts:
         idle_watts = min(reading.power_watts, idle_watts or reading.power_watts)
-    seconds = moment.since(before.moment)
-    works = _works(before.reading, reading, seconds, idle_watts, device)
-    since = (before.since or moment) if works is False else None
+    seconds = moment.since(previous.moment)
+    works = _works(previous.reading, reading, seconds, idle_watts, device)
+    since = (previous.since or moment) if works is False else None
     busy_seconds = moment.since(since) if since else None if works is None else 0.0
-    if before.reading and seconds < MEASURED_SECONDS:  # measure from that reading the next time, too
-        moment, reading = before.moment, before.reading
+    if previous.reading and seconds < MEASURED_SECONDS:  # measure from that reading the next time, too
+        moment, reading = previous.moment, previous.reading
     return StallMemory(moment, reading, idle_watts, free_since, since), busy_seconds
 
 
 def _works(
-    before: GpuReading | None, reading: GpuReading, seconds: float, idle_watts: float | None, device: Device | None
+    previous: GpuReading | None, reading: GpuReading, seconds: float, idle_watts: float | None, device: Device | None
 ) -> bool | None:
     """Return whether a GPU works, or is not busy. False needs all evidence of the contrary."""
     if reading.utilization_ratio is None:
         return None
     if reading.utilization_ratio < BUSY_RATIO:
         return True
-    span = before, reading, seconds
+    span = previous, reading, seconds
+    lowers_clocks = any(is_active for event, is_active in reading.clock_events.items() if event != "gpu_idle")
+    is_power_uncertain = lowers_clocks or not reading.clock_events
     signs = [
-        before is not None and before.processes != reading.processes,
+        previous is not None and previous.processes != reading.processes,
         _others_compute(reading, device),
-        *_draws(before, reading, seconds, idle_watts),
-        _is_throttled(reading),
-        _is_active(before, reading),
+        *_draws(previous, reading, seconds, idle_watts),
+        # Lower clocks need less power, also for work: then GPM's activity must show that there is none.
+        None if is_power_uncertain and reading.activity is None else False,
+        _is_active(previous, reading),
         _exceeds(
             lambda sample: _sum(sample.pcie_transmit_bytes, sample.pcie_receive_bytes), PCIE_BYTES_PER_SECOND, *span
         ),
@@ -131,7 +138,7 @@ def _others_compute(reading: GpuReading, device: Device | None) -> bool | None:
 
 
 def _draws(
-    before: GpuReading | None, reading: GpuReading, seconds: float, idle_watts: float | None
+    previous: GpuReading | None, reading: GpuReading, seconds: float, idle_watts: float | None
 ) -> Iterator[bool | None]:
     """Yield whether it draws power: now, and since the last collection."""
     watts, limit = reading.power_watts, reading.power_limit_watts
@@ -140,39 +147,21 @@ def _draws(
         return
     max_watts = idle_watts + POWER_PART * (limit - idle_watts)
     yield None if watts < idle_watts else watts > max_watts  # a kernel draws more than none
-    yield _exceeds(lambda sample: sample.energy_joules, max_watts, before, reading, seconds)
+    yield _exceeds(lambda sample: sample.energy_joules, max_watts, previous, reading, seconds)
 
 
-def _is_throttled(reading: GpuReading) -> bool | None:
-    """Return False if low power is evidence. Lower clocks need less power, also for work: then GPM's activity must show
-    that there is none."""
-    lowered = any(is_active for event, is_active in reading.clock_events.items() if event != "gpu_idle")
-    is_uncertain = lowered or not reading.clock_events
-    return None if is_uncertain and reading.activity is None else False
-
-
-def _is_active(before: GpuReading | None, reading: GpuReading) -> bool | None:
+def _is_active(previous: GpuReading | None, reading: GpuReading) -> bool | None:
     controller, activity = reading.memory_controller_busy_ratio, reading.activity
     if controller is not None and controller > ACTIVITY_RATIO:
         return True
     if reading.encoder_ratio or reading.decoder_ratio or any(sample.uses_video for sample in reading.samples or ()):
         return True
     if activity is None:
-        return None if controller is None or (before is not None and before.activity is not None) else False
-    if any(ratio >= ACTIVITY_RATIO for ratio in _pipes(activity) if ratio is not None):
+        return None if controller is None or (previous is not None and previous.activity is not None) else False
+    pipes = (activity.tensor_ratio, activity.dram_ratio, activity.fp64_ratio, activity.fp32_ratio, activity.fp16_ratio)
+    if any(ratio >= ACTIVITY_RATIO for ratio in (*pipes, activity.video_ratio) if ratio is not None):
         return True
     return None if None in (controller, activity.tensor_ratio, activity.dram_ratio) else False
-
-
-def _pipes(activity: Activity) -> tuple[float | None, ...]:
-    return (
-        activity.tensor_ratio,
-        activity.dram_ratio,
-        activity.fp64_ratio,
-        activity.fp32_ratio,
-        activity.fp16_ratio,
-        activity.video_ratio,
-    )
 
 
 def _sum(sent: int | None, received: int | None) -> int | None:
@@ -182,12 +171,12 @@ def _sum(sent: int | None, received: int | None) -> int | None:
 def _exceeds(
     count: Callable[[GpuReading], float | None],
     max_rate: float,
-    before: GpuReading | None,
+    previous: GpuReading | None,
     reading: GpuReading,
     seconds: float,
 ) -> bool | None:
     """Return whether a counter grew by more than `max_rate` a second. A GPU without the counter has no such sign."""
-    old, new = count(before) if before else None, count(reading)
+    old, new = count(previous) if previous else None, count(reading)
     if old is None or seconds < MEASURED_SECONDS:
         return False
     return None if new is None or new < old else new - old > max_rate * seconds

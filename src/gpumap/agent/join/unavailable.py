@@ -7,14 +7,14 @@ another way. A plugin that stops and a move to DRA look the same until then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
 from gpumap.agent.join.collection import Joined
-from gpumap.agent.join.inventory import KnownGpu, KnownLeaf
-from gpumap.agent.join.memory import Memory, MissingMemory
-from gpumap.agent.join.rules import remember_since
+from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
+from gpumap.agent.join.memory import Memory, UnlistedGpuMemory
+from gpumap.agent.join.settings import remember_since
 from gpumap.model.device_ids import pci_address
 from gpumap.model.formatting import age, counted
 from gpumap.model.grouping import grouped
@@ -23,7 +23,7 @@ from gpumap.model.observations import Failed, Moment, Observations, Observed, Pc
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
 
-MissingOffers = Mapping[Uuid, Mapping[Uuid, frozenset[str]]]
+UnofferedGpus = Mapping[Uuid, Mapping[Uuid, frozenset[str]]]
 """For each GPU that no container can be assigned: the resources that each of its leaves should have, if known."""
 
 
@@ -32,21 +32,21 @@ def has_seen_claim(joined: Joined) -> bool:
 
     Kubelets before 1.34 list no claims, or list them without drivers: then any claim may be one of GPUs.
     """
-    containers = (container for pod in joined.listing.pods for container in pod.containers)
+    containers = (container for pod in joined.served_list.pods for container in pod.containers)
     drivers = {claim.driver for container in containers for claim in container.claims}
-    unlisted = bool(joined.pod_table.claims) and not joined.allocation.lists_claims
+    unlisted = bool(joined.pod_table.files.dra.claims) and not joined.allocation.lists_claims
     prepared = joined.identity is not None and bool(joined.identity.value.dra.prepared)
     return (
         joined.memory.claimed
         or unlisted
         or prepared
-        or any(driver in ("", DRA_DRIVER) or joined.rules.is_gpu_resource(driver) for driver in drivers)
+        or any(driver in ("", DRA_DRIVER) or joined.settings.is_gpu_resource(driver) for driver in drivers)
     )
 
 
-def missing_offers(joined: Joined, after: Memory) -> MissingOffers | None:
+def find_unoffered_gpus(joined: Joined, after: Memory) -> UnofferedGpus | None:
     """Return the GPUs that no container can be assigned; `None` if that cannot be known."""
-    if joined.listing.allocatable is None or after.claimed or joined.allocation.offer.unplaced:
+    if joined.served_list.allocatable is None or after.claimed or joined.allocation.offer.unplaced:
         return None
     known_by_uuid = {known.uuid: known for known in joined.inventory.known}
     evidence = _Evidence(joined, after)
@@ -55,7 +55,7 @@ def missing_offers(joined: Joined, after: Memory) -> MissingOffers | None:
 
 
 def watch_offers(
-    joined: Joined, gpus: Iterable[Gpu], missing: MissingOffers | None
+    joined: Joined, gpus: Iterable[Gpu], missing: UnofferedGpus | None
 ) -> tuple[dict[Uuid, Moment], tuple[Gpu, ...]]:
     """Return since when no container can be assigned each GPU, and the GPUs with the time."""
     moment = joined.observations.finished
@@ -122,33 +122,47 @@ class _Evidence:
 CONTROLLER_3D, DRIVER = "0x0302", "nvidia"
 
 
-def find_missing(joined: Joined) -> tuple[MissingMemory, MissingGpus | None, str]:
+def find_unlisted_gpus(joined: Joined) -> tuple[UnlistedGpuMemory, MissingGpus | None, str]:
     """Return what to remember, and the missing GPUs; or `None` and why they cannot be judged."""
-    before, observations = joined.memory.missing_gpus, joined.observations
-    inventory, rules = joined.inventory, joined.rules
-    why = rules.why_not_on_pci or _why_unjudged(observations, joined.procs)
+    previous, observations = joined.memory.missing_gpus, joined.observations
+    inventory, settings = joined.inventory, joined.settings
+    why = settings.why_not_on_pci or _why_unjudged(observations, joined.procs)
     if why or not isinstance(observations.pci, Observed):
-        return MissingMemory(before.listed_ids), None, why
-    finished, functions = observations.finished, observations.pci.value
-    bus_ids = [*(gpu.pci_bus_id for gpu in inventory.gpus), *(gpu.pci_bus_id for gpu in inventory.nameless)]
-    listed = {pci_address(bus_id) for bus_id in bus_ids} & {function.address for function in functions}
-    listed_ids = before.listed_ids | {function.device_id for function in functions if function.address in listed}
-    missing = [
-        function.address for function in functions if function.address not in listed and _is_gpu(function, listed_ids)
-    ]
-    # NVML may list a GPU with an address that is not on PCI, or without one: it may be any of them.
-    count = max(len(missing) - (len(bus_ids) - len(listed)), 0)
-    since = remember_since(before.since, missing if count else (), finished, is_gap=joined.is_gap)
-    levels = (*(() if joined.is_gap else before.levels[:count]), *[finished] * count)[:count]
-    memory = MissingMemory(listed_ids, since, levels)
-    lasting = tuple(address for address, moment in since.items() if finished.since(moment) >= rules.grace_seconds)
-    sure = min(len(lasting), sum(finished.since(moment) >= rules.grace_seconds for moment in levels))
+        return UnlistedGpuMemory(previous.listed_ids), None, why
+    finished = observations.finished
+    listed_ids, count, addresses = _unlisted_functions(previous.listed_ids, observations.pci.value, inventory)
+    since = remember_since(previous.since, addresses, finished, is_gap=joined.is_gap)
+    levels = (*(() if joined.is_gap else previous.levels[:count]), *[finished] * count)[:count]
+    memory = UnlistedGpuMemory(listed_ids, since, levels)
+    lasting = tuple(address for address, moment in since.items() if finished.since(moment) >= settings.grace_seconds)
+    sure = min(len(lasting), sum(finished.since(moment) >= settings.grace_seconds for moment in levels))
     if sure:
         return memory, MissingGpus(sure, lasting, finished.wall - finished.since(levels[0])), ""
     if count:
         problem = f"{counted(count, 'GPU')} on PCI {'is' if count == 1 else 'are'} not in NVML"
-        return memory, None, f"{problem}, for less than {age(rules.grace_seconds)}"
+        return memory, None, f"{problem}, for less than {age(settings.grace_seconds)}"
     return memory, MissingGpus(), ""
+
+
+def _unlisted_functions(
+    known_ids: frozenset[str], functions: Sequence[PciFunction], inventory: Inventory
+) -> tuple[frozenset[str], int, Sequence[str]]:
+    """Return the PCI device ids of GPUs that NVML listed now or earlier, how many GPUs are missing, and the addresses
+    of the functions that may be these."""
+    bus_ids = [*(gpu.pci_bus_id for gpu in inventory.gpus), *(gpu.pci_bus_id for gpu in inventory.nameless)]
+    listed = {pci_address(bus_id) for bus_id in bus_ids} & {function.address for function in functions}
+    listed_ids = known_ids | {function.device_id for function in functions if function.address in listed}
+    addresses = [
+        function.address
+        for function in functions
+        if function.address not in listed
+        # NVML should list it: the driver has it, or it is a GPU of a kind that NVML listed.
+        if function.driver in ("", DRIVER) and not function.driver_override
+        if (function.class_code == CONTROLLER_3D and function.driver == DRIVER) or function.device_id in listed_ids
+    ]
+    # NVML may list a GPU with an address that is not on PCI, or without one: it may be any of them.
+    count = max(len(addresses) - (len(bus_ids) - len(listed)), 0)
+    return listed_ids, count, addresses if count else ()
 
 
 def _why_unjudged(observations: Observations, procs: ProcTable) -> str:
@@ -159,10 +173,3 @@ def _why_unjudged(observations: Observations, procs: ProcTable) -> str:
     if isinstance(observations.pci, Failed):
         return observations.pci.complaints[-1].detail
     return "" if observations.pci else "PCI was not read"
-
-
-def _is_gpu(function: PciFunction, listed_ids: frozenset[str]) -> bool:
-    """Return whether NVML should list a function: the driver has it, or it is a GPU of a kind that NVML listed."""
-    is_taken = function.driver not in ("", DRIVER) or function.driver_override
-    is_of_driver = function.class_code == CONTROLLER_3D and function.driver == DRIVER
-    return not is_taken and (is_of_driver or function.device_id in listed_ids)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.rules import Rules
+from gpumap.agent.join.settings import JoinSettings
 from gpumap.model.node import Unexplained
 from gpumap.model.observations import Moment, ProcTable
 from gpumap.model.readings import DeviceMemory, GpuProcess, GpuReading, MigInstance, Uuid
@@ -35,7 +35,7 @@ class Span(NamedTuple):
     """gpumap saw it begin. Otherwise it may have held before gpumap watched."""
 
 
-class LeafWatch(NamedTuple):
+class UnexplainedUse(NamedTuple):
     """What gpumap remembers of a leaf. A reason that can never be judged there has no span."""
 
     moment: Moment
@@ -50,13 +50,13 @@ class LeafWatch(NamedTuple):
         span = self.spans.get(reason)
         return self.moment.since(span.since) if span and span.is_true else None
 
-    def has_lasted(self, reason: str, rules: Rules) -> bool:
+    def has_lasted(self, reason: str, settings: JoinSettings) -> bool:
         seconds = self.seconds(reason)
-        return seconds is not None and seconds >= WAIT * rules.idle_after_seconds
+        return seconds is not None and seconds >= WAIT * settings.idle_after_seconds
 
-    def unexplained(self, rules: Rules) -> Unexplained:
+    def unexplained(self, settings: JoinSettings) -> Unexplained:
         """Return what the node shows of it."""
-        reasons = [reason for reason in self.spans if self.has_lasted(reason, rules)]
+        reasons = [reason for reason in self.spans if self.has_lasted(reason, settings)]
         since = {reason: self.moment.wall - (self.seconds(reason) or 0.0) for reason in reasons}
         if MEMORY_WITHOUT_PROCESS in since:
             return Unexplained(since, self.memory_bytes, self.pids)
@@ -71,15 +71,15 @@ class LeafWatch(NamedTuple):
         return "use_not_measured" if any(span.is_true is None for span in spans) else "just_started"
 
 
-def watch_leaves(
-    before: Mapping[Uuid, LeafWatch],
+def watch_unexplained_use(
+    previous: Mapping[Uuid, UnexplainedUse],
     inventory: Inventory,
     processes: Mapping[Uuid, tuple[GpuProcess, ...]],
     procs: ProcTable,
     driver_version: str,
     moment: Moment,
-    rules: Rules,
-) -> dict[Uuid, LeafWatch]:
+    settings: JoinSettings,
+) -> dict[Uuid, UnexplainedUse]:
     """Return what to remember of each leaf of a GPU that answers. `processes` has the leaves with a list."""
     living = frozenset((*(entry.pid for entry in procs.entries), *procs.unreadable))
     watches = {}
@@ -95,8 +95,8 @@ def watch_leaves(
                 siblings = [
                     sibling.uuid for sibling in reading.instances if sibling.gpu_instance_id == leaf.gpu_instance_id
                 ]
-            last_watch = before.get(uuid)
-            spans = last_watch.spans if last_watch and not rules.is_gap(last_watch.moment, moment) else {}
+            last_watch = previous.get(uuid)
+            spans = last_watch.spans if last_watch and not settings.is_gap(last_watch.moment, moment) else {}
             listed = processes.get(uuid) if procs.pid_visibility else None
             pids = {process.pid for process in listed or ()}
             memory_bytes = _unexplained_bytes(leaf.memory, [processes.get(sibling) for sibling in siblings], living)
@@ -108,7 +108,7 @@ def watch_leaves(
                 if isinstance(leaf, GpuReading) and leaf.utilization_ratio is not None and leaf.samples is not None:
                     is_used = bool(pids or leaf.samples or leaf.unsampled)
                     conditions[BUSY_WITHOUT_PROCESS] = leaf.utilization_ratio >= BUSY_RATIO and not is_used
-            watches[uuid] = LeafWatch(
+            watches[uuid] = UnexplainedUse(
                 moment,
                 {
                     reason: _span(spans.get(reason), None if listed is None else is_true, moment)
@@ -120,10 +120,10 @@ def watch_leaves(
     return watches
 
 
-def _span(before: Span | None, is_true: bool | None, moment: Moment) -> Span:
-    if before is not None and before.is_true is is_true:
-        return before
-    return Span(is_true, moment, has_begun=before is not None and before.is_true is False)
+def _span(previous: Span | None, is_true: bool | None, moment: Moment) -> Span:
+    if previous is not None and previous.is_true is is_true:
+        return previous
+    return Span(is_true, moment, has_begun=previous is not None and previous.is_true is False)
 
 
 def _is_numa(reading: GpuReading, driver_version: str) -> bool:

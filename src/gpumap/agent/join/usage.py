@@ -8,33 +8,19 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from msgspec import Struct
-
-from gpumap.agent.join.attribution import Attributed, ContainerProcesses, LastProcess, LeafProcesses, User
+from gpumap.agent.join.attribution import Attributed, ContainerProcesses, LeafProcesses, User
 from gpumap.model.grouping import grouped, sum_all
-from gpumap.model.node import OTHER, HostUse, OwnerUse, Workload
+from gpumap.model.node import OTHER, HostUse, OwnerUse, Use, Workload
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, Uuid
 from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
 
 ACTIVE_RATIO, RESTING_RATIO = 0.01, 0.001
 """GPM's activity from which on a device works, and below which it rests: an idle CUDA context does not read exactly 0.
 Between the two, nothing is known."""
-
-
-class Measured(Struct, frozen=True):
-    """Measurements of one container on one leaf in one collection."""
-
-    memory_bytes: int | None
-    processes: int
-    times: Times
-    owner: Owner
-    pod_uid: PodUid | None
-    sm_activity_ratio: float | None = None
-    """GPM's, of its device."""
 
 
 class Sign(enum.Enum):
@@ -88,19 +74,6 @@ def ratio_of(time: float | None) -> float | None:
     return None if time is None else min(time, 1.0)
 
 
-class _EndedTime(NamedTuple):
-    """The pod of an ended process, and its time; `None` if some of the time may be another process's."""
-
-    pod_uid: PodUid | None
-    time: Ratios | None
-
-    def pod_ratios(self, uid: PodUid | None) -> Ratios | None:
-        """Return the time that belongs to a pod of the same name: all or nothing; `None` if unknown."""
-        if uid is None:
-            return None
-        return self.time if uid == self.pod_uid else _NO_TIME
-
-
 class LeafActivity(NamedTuple):
     """What GPM measured of a leaf since the last collection, and who used the leaf at both ends of that time.
 
@@ -108,16 +81,16 @@ class LeafActivity(NamedTuple):
     """
 
     sm_ratio: float | None
-    computes: bool
-    codes: bool
+    sms_worked: bool
+    video_worked: bool
     """Its SMs, or its video engines, worked, as far as no process is known to have done that."""
     users: frozenset[User | None]
-    may_compute: bool = False
+    sms_may_have_worked: bool = False
     """Its SMs worked so little that it may be noise, as far as no process is known to have worked."""
 
     @property
     def is_busy(self) -> bool:
-        return self.computes or self.codes
+        return self.sms_worked or self.video_worked
 
     def of(self, name: ContainerName, uid: PodUid | None) -> float | None:
         """Return the SM activity of a container; `None` if it may be another one's. A holder without a process has
@@ -130,7 +103,7 @@ class LeafActivity(NamedTuple):
 
     def pod_worked(self, pod: PodName, uid: PodUid | None) -> bool | None:
         """Return whether a pod worked; `None` if another one may have done all of the work, or if it may be noise."""
-        if not self.is_busy and not self.may_compute:
+        if not self.is_busy and not self.sms_may_have_worked:
             return False
         if self.is_only_of(pod, uid):
             return True if self.is_busy else None
@@ -148,9 +121,9 @@ def leaf_activity(activity: Activity | None, users: frozenset[User | None]) -> L
         return None
     sm_ratio = None if activity.sm_ratio is None else min(activity.sm_ratio, 1.0)
     ratio = max(activity.sm_ratio or 0.0, activity.graphics_ratio or 0.0)
-    codes = (activity.video_ratio or 0.0) >= ACTIVE_RATIO
+    video_worked = (activity.video_ratio or 0.0) >= ACTIVE_RATIO
     return LeafActivity(
-        sm_ratio, ratio >= ACTIVE_RATIO, codes, users, may_compute=RESTING_RATIO <= ratio < ACTIVE_RATIO
+        sm_ratio, ratio >= ACTIVE_RATIO, video_worked, users, sms_may_have_worked=RESTING_RATIO <= ratio < ACTIVE_RATIO
     )
 
 
@@ -161,13 +134,13 @@ class LeafUse:
     processes: LeafProcesses
     times: Mapping[int, Ratios | None]
     """Time of each process in this interval, by PID; `None` if unknown."""
-    ended_times: Mapping[ContainerName, list[_EndedTime]]
-    """Time of ended processes, by their container."""
+    ended_times: Sequence[tuple[Attributed, Ratios | None]]
+    """Ended processes with their time; `None` if some of it may be another process's."""
     has_samples: bool
     """The driver reports the time of processes."""
     partitioned: bool = False
     """It is a MIG device."""
-    stray: tuple[bool, ...] = ()
+    stray_engines: tuple[bool, ...] = ()
     """For each engine of `Times`: it worked for no known process, but for one that began and ended between two
     collections, or one that the driver does not list. A container without time on it may have caused that. Empty if no
     engine did. All, if the GPU was utilized and no sample shows by which process."""
@@ -179,17 +152,13 @@ class LeafUse:
     """`None` if GPM does not report it."""
     only_users_worked: bool = False
     """Samples show that no process worked but those of the `activity`'s users, and explain all of that."""
-    ended_work_times: Mapping[Workload, list[Ratios | None]] = field(default_factory=dict)
-    """Time of ended processes outside pods, by their work; `None` if some of it may be another process's."""
-    ended_pod_times: Mapping[PodUid, list[Ratios | None]] = field(default_factory=dict)
-    """Time of ended processes by their pod; `None` if some of it may be another process's."""
     zero_rows: frozenset[int] = frozenset()
     """PIDs with new rows of 0 % on all engines: they worked too little for a percent, or not at all."""
     unmeasured: frozenset[int] = frozenset()
     """PIDs of processes of which the driver reports no time."""
     is_utilized: bool = False
     """The GPU's utilization is not 0."""
-    rests: bool = False
+    is_at_rest: bool = False
     """GPM shows that no process worked."""
 
     @property
@@ -199,29 +168,44 @@ class LeafUse:
 
     def drop_load(self) -> LeafUse:
         """Return the use of a leaf without processes as if its GPU did not work."""
-        return replace(self, stray=(), activity=None, is_utilized=False)
+        return replace(self, stray_engines=(), activity=None, is_utilized=False)
 
     def container_uses(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
-    ) -> Iterator[tuple[ContainerName, Measured]]:
-        """Return the sums of each container; 0 for the `idle` holders.
+    ) -> Iterator[tuple[ContainerName, Owner, float | None, Use]]:
+        """Yield each container with its owner, its SM time, which may exceed 1, and its use without a peak.
 
-        `uid_of` has every pod with measured processes.
+        The `idle` holders use 0. `uid_of` has every pod with measured processes.
         """
         of_all = {**dict.fromkeys(idle, _NO_PROCESSES), **self.processes.by_container}
         for name, (items, memory_bytes, owner) in of_all.items():
             uid = uid_of.get(name.pod_name)
-            ended = [ended_time.pod_ratios(uid) for ended_time in self.ended_times.get(name, ())]
+            ended = [
+                time if uid else None  # without a UID, an ended process may be of another pod of the same name
+                for item, time in self.ended_times
+                if item.container == name and uid in (None, item.pod_uid)
+            ]
             times = self._known(*self._sum(items, ended))
-            yield name, Measured(memory_bytes, len(items), times, owner, uid, self._sm_activity(name, uid))
+            use = Use(
+                memory_bytes=memory_bytes,
+                memory_peak_bytes=None,
+                processes=len(items),
+                sm_ratio=ratio_of(times.sm_ratio),
+                memory_controller_busy_ratio=ratio_of(times.memory_controller_busy_ratio),
+                encoder_ratio=ratio_of(times.encoder_ratio),
+                decoder_ratio=ratio_of(times.decoder_ratio),
+                pod_uid=uid,
+                sm_activity_ratio=self._sm_activity(name, uid),
+            )
+            yield name, owner, times.sm_ratio, use
 
     def host_uses(self, names: Container[Workload]) -> tuple[HostUse, ...]:
         """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
         processes = self.processes.by_owner.get(Owner.HOST, ())
         of_work = grouped((_shown_work(item.workload, names), item) for item in processes)
-        ended: dict[Workload, list[Ratios | None]] = {}
-        for work, samples in self.ended_work_times.items():
-            ended.setdefault(_shown_work(work, names), []).extend(samples)
+        ended = grouped(
+            (_shown_work(item.workload, names), time) for item, time in self.ended_times if item.owner is Owner.HOST
+        )
         uses = []
         for work, items in sorted(of_work.items()):
             times = self._known(*self._sum(items, ended.get(work, ())))
@@ -253,9 +237,11 @@ class LeafUse:
     def _known(self, total: tuple[float, ...], complete: bool) -> Times:
         if not complete:
             return UNKNOWN_TIMES
-        if not self.stray:
+        if not self.stray_engines:
             return Times(*total)
-        known = (None if not time and is_stray else time for time, is_stray in zip(total, self.stray, strict=True))
+        known = (
+            None if not time and is_stray else time for time, is_stray in zip(total, self.stray_engines, strict=True)
+        )
         return Times(*known)
 
     def pod_work(
@@ -268,13 +254,13 @@ class LeafUse:
         """
         items = self.processes.by_pod.get(uid, ()) if uid is not None else ()
         pids = [item.process.pid for item in items]
-        ended = self.ended_pod_times.get(uid, ()) if uid is not None else ()
+        ended = [time for item, time in self.ended_times if item.pod_uid == uid] if uid is not None else []
         times = [*(self.times[pid] for pid in pids), *ended]
         by_gpm = self.activity.pod_worked(pod, uid) if self.activity is not None else False
         worked = by_gpm or any(time is not None and any(time) for time in times)
         zero_rows = [pid for pid in pids if pid in self.zero_rows] if self.zero_rows else []
         has_ended_row = any(time is not None and not any(time) for time in ended)
-        may_be = bool(self.stray) or not self.may_work.isdisjoint((pod, None))
+        may_be = bool(self.stray_engines) or not self.may_work.isdisjoint((pod, None))
         if self.has_samples:
             is_unknown = by_gpm is None or may_be or None in times
         else:
@@ -288,7 +274,7 @@ class LeafUse:
             sign = Sign.WORTHLESS_ROWS if zero_rows else Sign.NONE
         is_measured = self.unmeasured.isdisjoint(pids) and not (uid is None and is_uncertain)
         if not is_measured and self.activity is not None:  # GPM measures the leaf: enough if it rests or has one user
-            is_measured = self.rests or self.activity.is_only_of(pod, uid)
+            is_measured = self.is_at_rest or self.activity.is_only_of(pod, uid)
         return PodWork(
             worked=True if worked else None if is_unknown else False,
             sign=sign,
@@ -310,7 +296,7 @@ def measure_leaf(
     Samples may contain the time of processes that have `ended`.
     """
     samples = reading.samples if reading is not None else None
-    rests = activity is not None and not activity.is_busy
+    is_at_rest = activity is not None and not activity.is_busy
     if reading is None or samples is None:
         unknown = dict.fromkeys((item.process.pid for item in processes.attributed), None)
         if activity is not None:
@@ -320,7 +306,7 @@ def measure_leaf(
         return LeafUse(
             processes,
             unknown,
-            {},
+            (),
             has_samples=False,
             partitioned=reading is None,
             has_short_process=activity is not None and works_unseen,
@@ -328,16 +314,16 @@ def measure_leaf(
             activity=activity,
             unmeasured=frozenset(unknown),
             is_utilized=reading is not None and bool(reading.utilization_ratio),
-            rests=rests,
+            is_at_rest=is_at_rest,
         )
     sampled = {sample.pid: sample.ratios for sample in samples}
     if activity is not None:  # samples show which processes did the work that GPM measured
-        codes = activity.codes and not any(sample.uses_video for sample in samples)
+        video_worked = activity.video_worked and not any(sample.uses_video for sample in samples)
         is_explained = any(map(any, sampled.values()))
         activity = activity._replace(
-            computes=activity.computes and not is_explained,
-            codes=codes,
-            may_compute=activity.may_compute and not is_explained,
+            sms_worked=activity.sms_worked and not is_explained,
+            video_worked=video_worked,
+            sms_may_have_worked=activity.sms_may_have_worked and not is_explained,
         )
     by_pid: dict[int, Ratios | None] = {**dict.fromkeys(reading.unsampled), **sampled}
     times: dict[int, Ratios | None] = {}
@@ -345,9 +331,7 @@ def measure_leaf(
         process = item.process
         # The driver counts MPS clients' time for their server: a client without a sample may have time.
         times[process.pid] = by_pid.get(process.pid, None if "M" in process.types else _NO_TIME)
-    ended_times: dict[ContainerName, list[_EndedTime]] = {}
-    ended_work_times: dict[Workload, list[Ratios | None]] = {}
-    ended_pod_times: dict[PodUid, list[Ratios | None]] = {}
+    ended_times: list[tuple[Attributed, Ratios | None]] = []
     reused = _reused_pids(processes, ended)
     for entry in ended:
         if entry.pid not in by_pid:
@@ -355,38 +339,31 @@ def measure_leaf(
         sample = by_pid[entry.pid]
         if entry.pid in reused:
             sample = times[entry.pid] = None  # a sample has only a PID, which several processes had
-        if entry.process.pod_uid is not None:
-            ended_pod_times.setdefault(entry.process.pod_uid, []).append(sample)
-        if entry.process.container is not None:
-            ended_times.setdefault(entry.process.container, []).append(_EndedTime(entry.process.pod_uid, sample))
-        elif entry.process.workload is not None:
-            ended_work_times.setdefault(entry.process.workload, []).append(sample)
+        ended_times.append((entry.process, sample))
     # A listed process that /proc does not have has just ended. Without an earlier list, its container is unknown.
     named = {entry.pid for entry in ended} | {
         item.process.pid for item in processes.attributed if item.start is not None
     }
     unlisted = sampled.keys() - named
-    stray = tuple(map(any, zip(*(sampled[pid] for pid in unlisted), strict=True)))
+    stray_engines = tuple(map(any, zip(*(sampled[pid] for pid in unlisted), strict=True)))
     unresolved = {item.process.pid for item in processes.attributed if item.unresolved}
     works_unseen = bool(reading.utilization_ratio) and not any(sample.sm_ratio for sample in samples)
     of_users = {item.process.pid for item in processes.attributed}
     of_users |= {
         entry.pid for entry in ended if activity and (entry.process.container, entry.process.pod_uid) in activity.users
     }
-    has_no_rest = activity is not None and not activity.computes and not works_unseen
+    has_no_rest = activity is not None and not activity.sms_worked and not works_unseen
     return LeafUse(
         processes,
         times,
         ended_times,
         has_samples=True,
-        stray=(True,) * len(Times._fields) if works_unseen else stray if any(stray) else (),
+        stray_engines=(True,) * len(Times._fields) if works_unseen else stray_engines if any(stray_engines) else (),
         has_short_process=any(any(sampled[pid]) for pid in unlisted - unresolved),
         may_work=frozenset(_uncertain_pods(processes, ended, by_pid)),
         activity=activity,
         only_users_worked=has_no_rest
         and all(pid in of_users or not _is_busy(sample) for pid, sample in by_pid.items()),
-        ended_work_times=ended_work_times,
-        ended_pod_times=ended_pod_times,
         zero_rows=frozenset(pid for pid, ratios in sampled.items() if not any(ratios)),
         unmeasured=frozenset(
             item.process.pid
@@ -394,7 +371,7 @@ def measure_leaf(
             if "M" in item.process.types and item.process.pid not in by_pid
         ),
         is_utilized=bool(reading.utilization_ratio),
-        rests=rests,
+        is_at_rest=is_at_rest,
     )
 
 
@@ -408,7 +385,7 @@ def _uncertain_pods(
     for entry in ended:
         if (
             entry.process.container is None
-            and entry.process.workload is None
+            and entry.process.owner is not Owner.HOST
             and _is_busy(by_pid.get(entry.pid, _NO_TIME))
         ):
             yield None
@@ -465,50 +442,30 @@ def certainly_idle(
             yield holder
 
 
-class OwnerInputs(NamedTuple):
-    """Which inputs of owners this snapshot has."""
-
-    visible: bool
-    """gpumap sees the processes of other containers."""
-    pods_named: bool
-    """There also is identity, so that UIDs have names."""
-    can_report_unassigned: bool
-    """List and identity are both of this collection."""
-
-
 def owner_uses(
-    memory: DeviceMemory | None, processes: LeafProcesses | None, siblings: tuple[Attributed, ...], inputs: OwnerInputs
+    memory: DeviceMemory | None,
+    processes: LeafProcesses | None,
+    siblings: tuple[Attributed, ...],
+    zero_owners: Iterable[Owner],
 ) -> tuple[OwnerUse, ...]:
     """Divide a leaf's memory among owners. With `unaccounted` the bytes add up to the used memory of the leaf.
 
-    `processes` is `None` if the driver lists no processes: then all of it is unaccounted.
+    `processes` is `None` if the driver lists no processes: then all of it is unaccounted. `zero_owners` are 0 if they
+    have no process.
     """
     items: dict[Owner, tuple[Attributed, ...]] = {}
     if processes is not None:
-        items = {**dict.fromkeys(_known_owners(inputs), ()), **processes.by_owner}
+        items = {**dict.fromkeys(zero_owners, ()), **processes.by_owner}
     if siblings:
         items[Owner.SIBLING] = siblings
-    uses = [OwnerUse(owner, _known_bytes(of_owner), len(of_owner)) for owner, of_owner in items.items()]
+    uses = []
+    for owner, of_owner in items.items():
+        known = [size for item in of_owner if (size := item.process.used_memory_bytes) is not None]
+        uses.append(OwnerUse(owner, sum(known) if known or not of_owner else None, len(of_owner)))
     if memory is not None:
         accounted = sum(use.memory_bytes or 0 for use in uses)
         uses.append(OwnerUse(Owner.UNACCOUNTED, memory.used_bytes - accounted, None))
     return tuple(sorted(uses, key=lambda use: use.owner))
-
-
-def _known_owners(inputs: OwnerInputs) -> Iterator[Owner]:
-    """Return the owners that are 0 if they have no process."""
-    yield Owner.UNKNOWN
-    if inputs.visible:
-        yield Owner.HOST
-        if inputs.pods_named:
-            yield Owner.ASSIGNED
-        if inputs.can_report_unassigned:
-            yield from (Owner.UNASSIGNED, Owner.GONE)
-
-
-def _known_bytes(items: tuple[Attributed, ...]) -> int | None:
-    known = [memory for item in items if (memory := item.process.used_memory_bytes) is not None]
-    return sum(known) if known or not items else None
 
 
 # --- processes that ended recently ------------------------------------------------------------------------------------
@@ -523,41 +480,41 @@ class EndedProcess(NamedTuple):
     """A process that ended. It used no SM time after `ended_by` (monotonic clock)."""
 
     pid: int
-    process: LastProcess
+    process: Attributed
     ended_by: float
 
 
 class RecentProcesses(NamedTuple):
     """The processes of a leaf's last reading, by PID, and those that ended recently: samples may contain them."""
 
-    last_processes: Mapping[int, LastProcess]
+    by_pid: Mapping[int, Attributed]
     users: frozenset[User | None]
     """Of the last reading."""
     ended: tuple[EndedProcess, ...] = ()
 
 
 def update_recent(
-    before: Mapping[Uuid, RecentProcesses],
+    previous: Mapping[Uuid, RecentProcesses],
     by_leaf: Mapping[Uuid, LeafProcesses],
     known: Container[Uuid],
     timestamp: float,
 ) -> dict[Uuid, RecentProcesses]:
     """Find the processes that ended since the last collection. A leaf that does not answer keeps its processes."""
-    recent = {leaf: recent_processes for leaf, recent_processes in before.items() if leaf in known}
+    recent = {leaf: recent_processes for leaf, recent_processes in previous.items() if leaf in known}
     recent.update((leaf, _update_leaf(recent.get(leaf), processes, timestamp)) for leaf, processes in by_leaf.items())
     return recent
 
 
-def _update_leaf(before: RecentProcesses | None, processes: LeafProcesses, timestamp: float) -> RecentProcesses:
-    present = processes.last_processes
-    if before is None:
+def _update_leaf(previous: RecentProcesses | None, processes: LeafProcesses, timestamp: float) -> RecentProcesses:
+    present = processes.by_pid
+    if previous is None:
         return RecentProcesses(present, processes.users)
-    if present is before.last_processes and not before.ended:
-        return before
+    if present is previous.by_pid and not previous.ended:
+        return previous
     # NVML lists it and /proc does not have it: it may be one of the ended ones, and still compute.
     unseen = {process.pid for process in processes.listed} - present.keys()
-    ended = [entry._replace(ended_by=timestamp) if entry.pid in unseen else entry for entry in before.ended]
-    ended += [EndedProcess(pid, process, timestamp) for pid, process in before.last_processes.items()]
+    ended = [entry._replace(ended_by=timestamp) if entry.pid in unseen else entry for entry in previous.ended]
+    ended += [EndedProcess(pid, process, timestamp) for pid, process in previous.by_pid.items()]
     return RecentProcesses(
         present,
         processes.users,

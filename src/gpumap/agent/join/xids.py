@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.rules import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
+from gpumap.agent.join.settings import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
 from gpumap.model.grouping import grouped
 from gpumap.model.node import ContainerOnDevice, ContainerXids, Gpu, GpuXids
 from gpumap.model.observations import Failed, NvmlReading, Observed
@@ -33,13 +33,13 @@ _MAY_STILL_LISTEN = frozenset({"deadline_exceeded"})
 class GpuXidMemory(NamedTuple):
     """XID errors and blind time of one GPU."""
 
-    errors: Mapping[int, int]
+    errors: Mapping[int, int] = MappingProxyType({})
     """Events by XID code."""
-    blind_seconds: float
-    settled_until: float | None
+    blind_seconds: float = 0.0
+    settled_until: float | None = None
     """Monotonic: until then every second had a listener or is in `blind_seconds`. `None`: counting starts at the next
     reading, because the GPU is not on the node."""
-    listened: bool
+    listened: bool = False
     """Whether there was ever a listener for it. A GPU that does not support XID events is not shown."""
     last_code: int | None = None
     """XID code of the last event."""
@@ -56,11 +56,11 @@ class GpuXidMemory(NamedTuple):
 class ContainerXidMemory(NamedTuple):
     """XID errors of one container on one device. There is none without errors."""
 
-    errors: Mapping[int, int]
+    errors: Mapping[int, int] = MappingProxyType({})
     """Events by XID code."""
-    kept_until: float
+    kept_until: float = 0.0
     """Monotonic time at which gpumap forgets it, if the container is not present again."""
-    seen_at: float
+    seen_at: float = 0.0
     """Monotonic time at which the container was last present on the GPU."""
 
 
@@ -83,7 +83,7 @@ class XidMemory:
 
 
 def count_xids(
-    before: XidMemory,
+    previous: XidMemory,
     nvml: Observed[NvmlReading] | Failed,
     inventory: Inventory,
     containers: tuple[ContainerOnDevice, ...],
@@ -96,33 +96,33 @@ def count_xids(
     During an outage of the kubelet or NVML, no container is known to be gone.
     """
     events = grouped((event.uuid, event) for event in nvml.value.xids) if isinstance(nvml, Observed) else {}
-    apart = 0.0 if before.read_at is None else nvml.at.monotonic - before.read_at
+    apart = 0.0 if previous.read_at is None else nvml.at.monotonic - previous.read_at
     if not isinstance(nvml, Observed):
-        apart = max(apart, before.apart_seconds)
+        apart = max(apart, previous.apart_seconds)
     here = {gpu.uuid for gpu in inventory.known}
-    is_reloaded = before.is_driver_unloaded and inventory.up
+    is_reloaded = previous.is_driver_unloaded and inventory.up
     readings = {gpu.uuid: gpu for gpu in inventory.gpus}
     gpus: dict[Uuid, GpuXidMemory] = {}
     present_gpus = {*here, *events}
-    away = [uuid for uuid in before.gpus if uuid not in present_gpus]  # the longest absent first
+    away = [uuid for uuid in previous.gpus if uuid not in present_gpus]  # the longest absent first
     for uuid in (*away[-GPUS_AWAY_MAX:], *sorted(present_gpus)):
-        counted = _note_reset(before.gpus.get(uuid, _UNSEEN), readings.get(uuid), is_reloaded=is_reloaded)
+        counted = _note_reset(previous.gpus.get(uuid, GpuXidMemory()), readings.get(uuid), is_reloaded=is_reloaded)
         counted = _add_events(counted, events.get(uuid, []), nvml.at.wall)
         if uuid in here:
-            counted = _settle(counted, uuid, nvml, before.read_at, OPEN_SECONDS + apart)
+            counted = _settle(counted, uuid, nvml, previous.read_at, OPEN_SECONDS + apart)
         elif inventory.up and not inventory.nameless:
             counted = counted._replace(settled_until=None)  # it is not on the node
         gpus[uuid] = counted
     complete = list_current and inventory.up
-    present = present_containers(before.present, containers, inventory, complete=complete, finished=finished)
-    history = (*before.history, ContainersOnDevices(finished, frozenset(present)))
+    present = present_containers(previous.present, containers, inventory, complete=complete, finished=finished)
+    history = (*previous.history, ContainersOnDevices(finished, frozenset(present)))
     new_events = events_by_container(events, nvml.at.monotonic, history)
-    kept_errors = _keep(before.containers, new_events, present, complete=complete, finished=finished)
+    kept_errors = _keep(previous.containers, new_events, present, complete=complete, finished=finished)
     # A GPU with an event is shown even if there was never a listener for it: no event is hidden.
     shown_uuids = (uuid for uuid in sorted(here) if gpus[uuid].listened or gpus[uuid].errors)
     needed_history = still_needed(history, nvml.at.monotonic if isinstance(nvml, Observed) else None)
     is_unloaded = isinstance(nvml, Failed) and (
-        before.is_driver_unloaded or nvml.complaints[-1].reason == "driver_not_loaded"
+        previous.is_driver_unloaded or nvml.complaints[-1].reason == "driver_not_loaded"
     )
     memory = XidMemory(gpus, kept_errors, needed_history, present, nvml.at.monotonic, apart, is_unloaded)
     return (
@@ -134,9 +134,6 @@ def count_xids(
             for code, errors in sorted(remembered.errors.items())
         ),
     )
-
-
-_UNSEEN = GpuXidMemory({}, 0.0, None, listened=False)
 
 
 def _add(errors: Mapping[int, int], events: Iterable[XidError]) -> Mapping[int, int]:
@@ -176,7 +173,7 @@ def _note_reset(memory: GpuXidMemory, gpu: Gpu | None, *, is_reloaded: bool) -> 
 
 
 def _settle(
-    gpu: GpuXidMemory, uuid: Uuid, nvml: Observed[NvmlReading] | Failed, before: float | None, open_seconds: float
+    gpu: GpuXidMemory, uuid: Uuid, nvml: Observed[NvmlReading] | Failed, previous: float | None, open_seconds: float
 ) -> GpuXidMemory:
     """Settle seconds: up to the end of the last listening period, or up to now if there is no listener.
 
@@ -193,7 +190,7 @@ def _settle(
         return _blind_until(timestamp, gpu)
     if isinstance(nvml, Observed):
         return gpu if periods else _blind_until(timestamp, gpu)
-    return gpu if nvml.complaints[-1].reason in _MAY_STILL_LISTEN or before is None else _blind_until(before, gpu)
+    return gpu if nvml.complaints[-1].reason in _MAY_STILL_LISTEN or previous is None else _blind_until(previous, gpu)
 
 
 def _blind_until(moment: float, gpu: GpuXidMemory) -> GpuXidMemory:
@@ -212,7 +209,7 @@ def _blind_until(moment: float, gpu: GpuXidMemory) -> GpuXidMemory:
 
 
 def _keep(
-    before: Mapping[Key, ContainerXidMemory],
+    previous: Mapping[Key, ContainerXidMemory],
     new_events: Mapping[Key, list[XidError]],
     present: LastPresent,
     *,
@@ -221,7 +218,7 @@ def _keep(
 ) -> dict[Key, ContainerXidMemory]:
     """Keep present containers, and for a while those that are gone: longer if an outage hides whether they are gone."""
     kept_errors: dict[Key, ContainerXidMemory] = {}
-    if not before and not new_events:
+    if not previous and not new_events:
         return kept_errors
     here = {
         (container.name, uuid)
@@ -229,8 +226,8 @@ def _keep(
         if timestamp == finished
         for uuid in (container.uuid, container.gpu)
     }
-    for key in {*before, *new_events}:
-        memory = before.get(key, _NO_ERRORS)
+    for key in {*previous, *new_events}:
+        memory = previous.get(key, ContainerXidMemory())
         if key in here or key in new_events:
             memory = ContainerXidMemory(_add(memory.errors, new_events.get(key, ())), finished + KEPT_SECONDS, finished)
         elif not complete:
@@ -238,9 +235,6 @@ def _keep(
         if memory.kept_until > finished:
             kept_errors[key] = memory
     return kept_errors
-
-
-_NO_ERRORS = ContainerXidMemory({}, 0.0, 0.0)
 
 
 # --- rows of the snapshot ---------------------------------------------------------------------------------------------
@@ -286,7 +280,7 @@ LastPresent = Mapping[DeviceContainer, float]
 
 
 def present_containers(
-    before: LastPresent,
+    previous: LastPresent,
     containers: Iterable[ContainerOnDevice],
     inventory: Inventory,
     *,
@@ -298,7 +292,7 @@ def present_containers(
     if not complete:
         present |= {
             container: timestamp
-            for container, timestamp in before.items()
+            for container, timestamp in previous.items()
             if container not in present and finished - timestamp <= CARRIED_SECONDS
         }
     return present
@@ -332,7 +326,10 @@ def _affected(event: XidError, on_devices: ContainersOnDevices) -> dict[Containe
     """
     containers: dict[ContainerName, Uuid] = {}
     affected = (container for container in on_devices.containers if _affects(event, container))
-    for container in sorted(affected, key=_parts_first):
+    # An event of several compute instances counts under the first. A whole GPU comes last.
+    for container in sorted(
+        affected, key=lambda container: [(instance_id is None, instance_id or 0) for instance_id in container[3:]]
+    ):
         containers.setdefault(container.name, event.uuid if event.gpu_instance_id is None else container.uuid)
     return containers
 
@@ -341,16 +338,8 @@ def _affects(event: XidError, container: DeviceContainer) -> bool:
     """An event without ids affects the whole GPU, and every event affects a container that has the whole GPU."""
     if event.uuid != container.gpu:
         return False
-    pairs = (
-        (event.gpu_instance_id, container.gpu_instance_id),
-        (event.compute_instance_id, container.compute_instance_id),
-    )
+    pairs = zip((event.gpu_instance_id, event.compute_instance_id), container[3:], strict=True)
     return all(of_event is None or own_instance is None or of_event == own_instance for of_event, own_instance in pairs)
-
-
-def _parts_first(container: DeviceContainer) -> tuple[bool, int, int]:
-    """Sort by instance ids: an event of several compute instances counts under the first."""
-    return container.gpu_instance_id is None, container.gpu_instance_id or 0, container.compute_instance_id or 0
 
 
 def containers_at(moment: float, history: tuple[ContainersOnDevices, ...]) -> ContainersOnDevices:

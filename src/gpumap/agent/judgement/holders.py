@@ -6,13 +6,12 @@ Each judgement is a finding, `None` (nothing is wrong), or the reason why the ho
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
 from gpumap.model import remedies
-from gpumap.model.devices import NodeDevice, container_of, grantees, node_devices
+from gpumap.model.devices import NodeDevice, container_of, node_devices
 from gpumap.model.formatting import age, size
 from gpumap.model.grouping import all_known, grouped, sum_all
 from gpumap.model.node import ContainerOnDevice, Device, Finding, Gpu, Node, Watch
@@ -54,15 +53,16 @@ class HolderUse(NamedTuple):
 
 
 def holder_uses(node: Node) -> list[HolderUse]:
-    """Return the holders with a grant of their own. Admin access grants nothing."""
-    uses = (use for place in node_devices(node) for use in _uses_of(place))
-    return [use for use in uses if use.holder.allocated_gpus != 0]
+    """Return the holders with a grant of their own. Admin access grants nothing, nor does a reservation."""
+    return [use for place in node_devices(node) for use in _uses_of(place)]
 
 
 def _uses_of(place: NodeDevice) -> Iterator[HolderUse]:
     leaves = leaves_of(place)
     rows = grouped((row.name, row) for leaf in leaves for row in leaf.containers)
-    for holder in grantees(place.device):
+    for holder in place.device.containers:
+        if not holder.holds or holder.reservation or holder.allocated_gpus == 0:
+            continue
         on_leaves = rows.get(holder.name, ())
         uses = [row.use for row in on_leaves if row.use]
         watches = [row.watch for row in on_leaves if row.watch]
@@ -82,26 +82,19 @@ def _watch_of_all(watches: Sequence[Watch]) -> Watch:
     """Return what gpumap has seen on several leaves: the holder rests only if it rests on each."""
     if len(watches) == 1:
         return watches[0]
-    last_active = [watch.last_active for watch in watches]
-    seconds = zip(*map(_SECONDS, watches), strict=True)
-    seen_seconds, known, worked_ago, no_process = map(min, seconds)
-    known_times = [moment for moment in last_active if moment is not None]
+    last_active = all_known(watch.last_active for watch in watches)
     return structs.replace(
         watches[0],
-        last_active=max(known_times) if len(known_times) == len(watches) else None,
-        seen_seconds=seen_seconds,
-        known_seconds=known,
-        worked_seconds_ago=worked_ago,
-        no_process_seconds=no_process,
+        last_active=max(last_active) if last_active else None,
+        seen_seconds=min(watch.seen_seconds for watch in watches),
+        known_seconds=min(watch.known_seconds for watch in watches),
+        worked_seconds_ago=min(watch.worked_seconds_ago for watch in watches),
+        no_process_seconds=min(watch.no_process_seconds for watch in watches),
         unknown_seconds=max(watch.unknown_seconds for watch in watches),
         appeared=all(watch.appeared for watch in watches),
         measured=all(watch.measured for watch in watches),
         certain_pod=all(watch.certain_pod for watch in watches),
     )
-
-
-_SECONDS = attrgetter("seen_seconds", "known_seconds", "worked_seconds_ago", "no_process_seconds")
-"""Fields of `Watch`."""
 
 
 def leaves_of(place: NodeDevice) -> Sequence[Device]:
@@ -119,10 +112,10 @@ class Unknown(NamedTuple):
     reason: str
 
 
-Judged = Finding | Unknown | None
+Judgement = Finding | Unknown | None
 
 
-def judge_holder(use: HolderUse, blocked: str | None) -> Iterator[tuple[str, Judged]]:
+def judge_holder(use: HolderUse, blocked: str | None) -> Iterator[tuple[str, Judgement]]:
     """Yield each kind of finding that counts the holder, with its judgement.
 
     `blocked` is why nothing of its leaf can be judged, if that is so.
@@ -173,7 +166,7 @@ def _finding(
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def _judge_over(use: HolderUse) -> Judged:
+def _judge_over(use: HolderUse) -> Judgement:
     granted, used = use.holder.allocated_memory_bytes or 0, use.memory_bytes
     if used is None:
         return _why_unmeasured(use)
@@ -183,7 +176,7 @@ def _judge_over(use: HolderUse) -> Judged:
     return _finding(use, "over", "over_grant", why, memory_bytes=used - granted, gpus=False)
 
 
-def _judge_unused(use: HolderUse) -> Judged:
+def _judge_unused(use: HolderUse) -> Judgement:
     granted, used, peak = use.holder.allocated_memory_bytes or 0, use.memory_bytes, use.memory_peak_bytes
     if used is None or peak is None:
         return _why_unmeasured(use)
@@ -204,7 +197,7 @@ def _why_unmeasured(use: HolderUse) -> Unknown:
 # --- work that hangs --------------------------------------------------------------------------------------------------
 
 
-def _judge_stalled(use: HolderUse) -> Judged:
+def _judge_stalled(use: HolderUse) -> Judgement:
     place = use.place
     if place.device.mig is not None or place.device.partitioned:
         return Unknown("not_supported")
@@ -243,7 +236,7 @@ def _why_stall_unknown(use: HolderUse, gpu: Gpu | None) -> Unknown:
 # --- rest -------------------------------------------------------------------------------------------------------------
 
 
-def _judge_idle(use: HolderUse) -> Judged:
+def _judge_idle(use: HolderUse) -> Judgement:
     node, watch = use.place.node, use.watch
     if watch is None:
         return _why_unmeasured(use)

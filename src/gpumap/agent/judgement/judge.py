@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from gpumap.agent.judgement.holders import Unknown, holder_uses, judge_holder, leaves_of
-from gpumap.agent.judgement.unjudged import Blocked, Tally, blocked_leaves
+from gpumap.agent.judgement.unjudged import Blockers, Tally, find_blockers
 from gpumap.model import remedies
 from gpumap.model.devices import (
     NO_CONTAINER,
@@ -32,21 +32,11 @@ from gpumap.model.terms import BUSY_WITHOUT_PROCESS, FINDINGS, ContainerName, Ow
 ENDING_SECONDS = 10.0
 """A leftover is of a pod that has been gone for that long: after `kubectl delete --force` the kubelet still ends
 processes."""
-
-
 RECENT_SECONDS = 3600.0
 """An error without a lasting state, such as an XID error, is a fault for so long."""
-
-
 FATAL_XIDS = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
 """Those that EKS's node monitoring agent 1.7 counts as fatal, without 63 and 109. With 63 the driver marked bad memory
 for replacement, and work continues. NVIDIA's device plugin counts 109 as an error of the application."""
-
-
-_Key = tuple[str, str, ContainerName, str | None]
-
-
-# --- ids that two pods hold -------------------------------------------------------------------------------------------
 
 
 class AssignedTwice(NamedTuple):
@@ -61,9 +51,9 @@ class AssignedTwice(NamedTuple):
 
 
 def judge(
-    node: Node, before: Sequence[Finding] = (), clock_step_seconds: float = 0.0, twice: Sequence[AssignedTwice] = ()
+    node: Node, previous: Sequence[Finding] = (), clock_step_seconds: float = 0.0, twice: Sequence[AssignedTwice] = ()
 ) -> tuple[tuple[Finding, ...], dict[str, int], tuple[Unjudged, ...]]:
-    """Judge a node. `before` are the findings of the last snapshot: they know since when they hold.
+    """Judge a node. `previous` are the findings of the last snapshot: they know since when they hold.
 
     Returns all findings, worst first; for each kind how many GPUs, leaves, containers or holders were judged; and those
     that cannot be judged.
@@ -73,18 +63,18 @@ def judge(
     """
     tally = Tally(kind for kind in FINDINGS if kind != "maybe_idle")
     faults = count_gpus_once([*_faults(node)])
-    blocked = blocked_leaves(node)
+    blockers = find_blockers(node)
     findings = [
         *faults,
         *_judge_offers(node, tally),
-        *_judge_devices(node, blocked, tally),
-        *_judge_holders(node, blocked, tally),
+        *_judge_devices(node, blockers, tally),
+        *_judge_holders(node, blockers, tally),
         *_unmatched(node),
         *_assigned_twice(twice),
     ]
     _count_gpus(node, tally)
     _count_containers(node, tally)
-    since = {_key(finding): finding.since + clock_step_seconds for finding in before}
+    since = {_key(finding): finding.since + clock_step_seconds for finding in previous}
     dated = [
         # It is never in the future.
         structs.replace(finding, since=min(since.get(_key(finding), finding.since or node.timestamp), node.timestamp))
@@ -93,7 +83,7 @@ def judge(
     return sort_findings(dated), dict(tally.judged), tally.unjudged()
 
 
-def _key(finding: Finding) -> _Key:
+def _key(finding: Finding) -> tuple[str, str, ContainerName, str | None]:
     return finding.finding, finding.reason, finding.name, finding.uuid
 
 
@@ -122,15 +112,15 @@ def _why_not_listed(node: Node) -> str | None:
     return None if "kubelet" in sources_up(node) else "kubelet_down"
 
 
-def _judge_devices(node: Node, blocked: Mapping[Uuid, Blocked], tally: Tally) -> Iterator[Finding]:
+def _judge_devices(node: Node, blockers: Mapping[Uuid, Blockers], tally: Tally) -> Iterator[Finding]:
     """Find use without a grant, leaf by leaf."""
     places = list(node_devices(node))
     for place in places:
         if place.device.is_leaf:
             uuid = place.device.uuid
             for kind in ("squatter", "leftover"):
-                tally.count(kind, blocked[uuid].owners, uuid=uuid)
-            tally.count("unexplained", blocked[uuid].unexplained, uuid=uuid)
+                tally.count(kind, blockers[uuid].owner_reason, uuid=uuid)
+            tally.count("unexplained", blockers[uuid].unexplained_reason, uuid=uuid)
         yield from _squatters(place)
         yield from _leftovers(place)
         yield from _unexplained(place)
@@ -142,10 +132,10 @@ def _judge_devices(node: Node, blocked: Mapping[Uuid, Blocked], tally: Tally) ->
                 tally.count(kind, unknown)
 
 
-def _judge_holders(node: Node, blocked: Mapping[Uuid, Blocked], tally: Tally) -> Iterator[Finding]:
+def _judge_holders(node: Node, blockers: Mapping[Uuid, Blockers], tally: Tally) -> Iterator[Finding]:
     uses = holder_uses(node)
     for use in uses:
-        reasons = (blocked[leaf.uuid].use for leaf in leaves_of(use.place))
+        reasons = (blockers[leaf.uuid].holder_reason for leaf in leaves_of(use.place))
         for kind, judgement in judge_holder(use, next(filter(None, reasons), None)):
             reason = judgement.reason if isinstance(judgement, Unknown) else None
             tally.count(kind, reason, use.holder.name, use.place.device.uuid)
@@ -216,35 +206,34 @@ def _faults(node: Node) -> Iterator[Finding]:
     for gpu in node.gpus:
         yield from _faults_of(gpu, node)
     for reason, gpus in grouped((reason, gpu) for gpu in node.nameless_gpus for reason in gpu.reasons).items():
-        fault = _fault(reason, None, remedies.finding_remedy("fault", reason, gpus[0].index))
-        yield structs.replace(
-            fault, gpus=float(sum(gpu.fault == reason for gpu in gpus)), why=why_nameless(reason, gpus)
-        )
+        number = float(sum(gpu.fault == reason for gpu in gpus))
+        yield structs.replace(_fault(reason, gpus[0].index), gpus=number, why=why_nameless(reason, gpus))
     if (missing := node.missing_gpus) and missing.count:
-        fault = _fault("not_in_nvml", None, remedies.finding_remedy("fault", "not_in_nvml", None), since=missing.since)
+        fault = _fault("not_in_nvml", None, since=missing.since)
         yield structs.replace(fault, gpus=float(missing.count), why=why_missing(missing))
 
 
 def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
     reading, action = gpu.reading, gpu.recovery_action
+    fault = partial(_fault, index=gpu.index, uuid=gpu.uuid)
     if gpu.fault is not None:
-        yield _fault(gpu.fault, gpu.uuid, gpu.remedies.get("fault"), since=gpu.last_success)
+        yield fault(gpu.fault, since=gpu.last_success)
     if reading and reading.row_remap_failure:
-        yield _fault("row_remap_failure", gpu.uuid, gpu.remedies.get("row_remap_failure"))
+        yield fault("row_remap_failure")
     if action not in (None, "none"):
-        yield _fault(f"recovery_{action}", gpu.uuid, gpu.remedies.get("recovery_action"))
+        yield fault(f"recovery_{action}")
     if _recent(gpu.ecc_uncorrected_at, node):
-        yield _fault("ecc_uncorrected", gpu.uuid, gpu.remedies.get("ecc_uncorrected"), since=gpu.ecc_uncorrected_at)
+        yield fault("ecc_uncorrected", since=gpu.ecc_uncorrected_at)
     for xids in (xids for xids in node.xids if xids.uuid == gpu.uuid):
         for code, moment in sorted(xids.last_at.items()):
             if code in FATAL_XIDS and code not in xids.before_reset and _recent(moment, node):
-                yield _fault(f"xid_{code}", gpu.uuid, gpu.remedies.get("xid_errors"))
+                yield fault(f"xid_{code}")
     if reading and reading.row_remap_pending:
-        yield _fault("row_remap_pending", gpu.uuid, gpu.remedies.get("row_remap_pending"))
+        yield fault("row_remap_pending")
 
 
-def _fault(reason: str, uuid: Uuid | None, remedy: str | None, since: float | None = None) -> Finding:
-    why = why_broken(reason)
+def _fault(reason: str, index: int | None, uuid: Uuid | None = None, since: float | None = None) -> Finding:
+    why, remedy = why_broken(reason), remedies.finding_remedy("fault", reason, index)
     return Finding(*NO_CONTAINER, finding="fault", reason=reason, uuid=uuid, since=since or 0.0, why=why, remedy=remedy)
 
 
@@ -258,15 +247,13 @@ def _finding(
     kind: str,
     reason: str,
     why: str,
-    since: float = 0.0,
+    since: float,
     *,
     gpus: float | None = None,
-    granted_bytes: int | None = None,
-    used_bytes: int | None = None,
     memory_bytes: int | None = None,
     pids: tuple[int, ...] = (),
 ) -> Finding:
-    """Return what is wrong with a container on a device."""
+    """Return what is wrong on a device: `memory_bytes` are used without a grant."""
     return Finding(
         *name,
         finding=kind,
@@ -274,8 +261,7 @@ def _finding(
         uuid=place.device.uuid,
         since=since,
         gpus=gpus,
-        granted_bytes=granted_bytes,
-        used_bytes=used_bytes,
+        used_bytes=memory_bytes,
         memory_bytes=memory_bytes,
         why=why,
         pids=pids,
@@ -304,9 +290,10 @@ def _squatters(place: NodeDevice) -> Iterator[Finding]:
             is_listed = bool(pids or place.device.processes)
             evidence = _named_pids(place.device, pids) if is_listed else _counted(use.processes)
             why = f"{WHY['squatter']}: {evidence}"
-            bytes_ = use.memory_bytes
-            finding = partial(_finding, place, row.name, used_bytes=bytes_, memory_bytes=bytes_, pids=pids)
-            yield finding("squatter", "not_assigned", why, _since(own_processes))
+            since, memory_bytes = _since(own_processes), use.memory_bytes
+            yield _finding(
+                place, row.name, "squatter", "not_assigned", why, since, memory_bytes=memory_bytes, pids=pids
+            )
 
 
 def _leftovers(place: NodeDevice) -> Iterator[Finding]:
@@ -319,12 +306,13 @@ def _leftovers(place: NodeDevice) -> Iterator[Finding]:
         if other_use.owner is Owner.GONE and (leftovers or not processes):
             pids = tuple(process.pid for process in leftovers)
             evidence = _named_pids(place.device, pids) if pids else _counted(other_use.processes)
-            used_bytes = sum_of(process.memory_bytes for process in leftovers) if leftovers else other_use.memory_bytes
-            why = f"{WHY['leftover']}, but left {evidence}"
-            finding = partial(
-                _finding, place, other_use.name, used_bytes=used_bytes, memory_bytes=used_bytes, pids=pids
+            memory_bytes = (
+                sum_of(process.memory_bytes for process in leftovers) if leftovers else other_use.memory_bytes
             )
-            yield finding("leftover", "pod_gone", why, _since(leftovers))
+            why, since = f"{WHY['leftover']}, but left {evidence}", _since(leftovers)
+            yield _finding(
+                place, other_use.name, "leftover", "pod_gone", why, since, memory_bytes=memory_bytes, pids=pids
+            )
 
 
 def _unexplained(place: NodeDevice) -> Iterator[Finding]:
@@ -341,7 +329,7 @@ def _unexplained(place: NodeDevice) -> Iterator[Finding]:
         pids, memory_bytes = unexplained.pids, unexplained.memory_bytes
         if pids:
             why += f"; NVML still lists PID {listed([*map(str, pids)])}, which /proc lacks"
-        yield finding(why, since, used_bytes=memory_bytes, memory_bytes=memory_bytes, pids=pids)
+        yield finding(why, since, memory_bytes=memory_bytes, pids=pids)
 
 
 def _since(processes: Iterable[Process]) -> float:

@@ -47,22 +47,22 @@ class Tally:
         )
 
 
-class Blocked(NamedTuple):
+class Blockers(NamedTuple):
     """Why something cannot be judged on a leaf; `None` if it can."""
 
-    use: str | None
-    """What processes show."""
-    owners: str | None
-    """A use without a grant. It is judged by the pods of processes."""
-    unexplained: str | None
+    holder_reason: str | None
+    """Its holders: their use is what processes show."""
+    owner_reason: str | None
+    """Use without a grant: it is judged by the pods of processes."""
+    unexplained_reason: str | None
     """Memory and load without a process."""
 
 
-def blocked_leaves(node: Node) -> dict[Uuid, Blocked]:
+def find_blockers(node: Node) -> dict[Uuid, Blockers]:
     """Return what cannot be judged on each device, and why."""
     up, down = sources_up(node), {gpu.uuid for gpu in node.gpus if not gpu.up}
     sees_processes = node.capabilities.get("pid_visibility")
-    blocked = {}
+    blockers = {}
     for device in node.devices:
         is_down = device.gpu_uuid in down
         reasons = {
@@ -83,8 +83,8 @@ def blocked_leaves(node: Node) -> dict[Uuid, Blocked]:
             unexplained = "no_pid_visibility"
         if "nvml" not in up:
             unexplained = "nvml_down"
-        blocked[device.uuid] = Blocked(next(iter(use), None), next(iter(owners), None), unexplained)
-    return blocked
+        blockers[device.uuid] = Blockers(next(iter(use), None), next(iter(owners), None), unexplained)
+    return blockers
 
 
 # --- as sentences -----------------------------------------------------------------------------------------------------
@@ -115,7 +115,13 @@ def sentences(node: Node) -> Iterator[str]:
     yield from _source_sentences(node)
     if count := judged_holders([node]):
         yield f"{count}."
-    for reason, entries in grouped((_sentence_key(entry), entry) for entry in node.unjudged).items():
+    keys = (
+        entry.reason
+        if entry.pod or entry.reason not in ("just_started", "use_not_measured")
+        else f"{entry.reason} of a leaf"
+        for entry in node.unjudged
+    )
+    for reason, entries in grouped(zip(keys, node.unjudged, strict=True)).items():
         if reason not in _SENTENCES:
             continue
         pods = sorted({"/".join(entry.pod_name) for entry in entries if entry.pod})
@@ -125,11 +131,6 @@ def sentences(node: Node) -> Iterator[str]:
             kinds=kinds, devices=f"GPU {listed(devices)}", are="is" if len(devices) == 1 else "are", pods=listed(pods)
         )
     yield from (f"{sentence[0].upper()}{sentence[1:]}." for sentence in unknown_of_devices(node))
-
-
-def _sentence_key(entry: Unjudged) -> str:
-    is_of_holder = entry.pod or entry.reason not in ("just_started", "use_not_measured")
-    return entry.reason if is_of_holder else f"{entry.reason} of a leaf"
 
 
 def _source_sentences(node: Node) -> Iterator[str]:

@@ -86,7 +86,7 @@ class PodIdentitySource:
         if checkpoint is None and logs is None and pods is None:
             reason, detail = complaints.pop()
             raise SourceError(reason, detail, tuple(complaints))
-        identity = PodIdentity(checkpoint, logs, dra, pods, sharing.shares, sharing.links, sharing.complete, pods_at)
+        identity = PodIdentity(checkpoint, logs, dra, pods, sharing, pods_at)
         complaints = [complaint for complaint in complaints if complaint.reason not in _NOT_TAKEN]
         return SourceAnswer(identity, tuple(complaints))
 

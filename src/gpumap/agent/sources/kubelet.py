@@ -22,6 +22,7 @@ from gpumap.agent.own_process import GRPC_DESCRIPTORS, GRPC_THREADS, lack
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX
 from gpumap.agent.sources.podresources import AllocatableDevices, KnownPods, ListedPods
 from gpumap.model.observations import Complaint, KubeletAnswer, SourceAnswer, SourceError
+from gpumap.model.terms import KUBELET_AWAY_REASONS
 
 T = TypeVar("T")
 
@@ -49,8 +50,6 @@ _SMALL_BYTES_MAX = 1 << 16
 thread costs more than it saves."""
 IDLE_SECONDS = 10.0
 """If reads are further apart, the threads of a channel cost more than a new connection."""
-
-_REASONS_OF_ABSENCE = frozenset({"socket_missing", "connection_refused", "unavailable"})
 
 
 class KubeletSource:
@@ -93,7 +92,7 @@ class KubeletSource:
             allocatable = await self._allocatable_resources(deadline, complaints)
         except grpc.aio.AioRpcError as error:
             reason = reason_of(error, self._path)
-            self._kubelet_away = reason in _REASONS_OF_ABSENCE
+            self._kubelet_away = reason in KUBELET_AWAY_REASONS
             if self._kubelet_away:
                 await self._disconnect()
             raise SourceError(reason, self._why(reason, error), tuple(complaints)) from error

@@ -27,7 +27,7 @@ from gpumap.cli.table import (
     table,
 )
 from gpumap.cli.unknowns import no_rows, troubles
-from gpumap.model.devices import container_of, has_kubelet, select_namespace
+from gpumap.model.devices import has_kubelet, select_namespace
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import UNKNOWN, number, percent, ratio, size
 from gpumap.model.node import VERSION, Node, UnmatchedSlots
@@ -250,7 +250,7 @@ def map_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
                 for row in sorted(container_rows, key=lambda row: not row.holds)
                 if row.listed
             ),
-            map(container_of, select_namespace(node_map.unmatched, namespace)),
+            (slots.name for slots in select_namespace(node_map.unmatched, namespace)),
         )
         for name in names
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gpumap import __version__
 from gpumap.agent.collect import Collector, Sources
-from gpumap.agent.service import asked_groups, rules_of
+from gpumap.agent.service import asked_groups, join_settings_of
 from gpumap.agent.settings import Settings, collect_everything
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.pci import PciSource
@@ -46,7 +46,7 @@ class Recorder:
         self._nvml = RecordingNvml(self._nvml_source)
         self._procfs = RecordingProcfs(settings.proc, settings.own_entry, has_kubelet=settings.has_kubelet)
         self._kubelet = RecordingKubelet(settings.kubelet_socket)
-        rules = rules_of(settings)
+        rules = join_settings_of(settings)
         self._pci = None if rules.why_not_on_pci else PciSource(settings.sys)
         kubelet = self._kubelet if settings.has_kubelet else None
         self._identity = RecordingIdentity(

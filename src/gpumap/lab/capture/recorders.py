@@ -248,7 +248,8 @@ class RecordingIdentity:
             self.recorded = {source: _why(source, error.complaints) for source in ("checkpoint", "pod_logs")}
             raise
         identity, (last_identity, last_recorded) = answer.value, self._last
-        recorded: Recorded = {**last_recorded, "shares": sharing_files(identity.noted, identity.shares)}
+        sharing = identity.sharing
+        recorded: Recorded = {**last_recorded, "shares": sharing_files(sharing.links, sharing.shares)}
         if identity.checkpoint is None:
             recorded["checkpoint"] = _why("checkpoint", answer.complaints)
         elif identity.checkpoint is not last_identity.checkpoint:

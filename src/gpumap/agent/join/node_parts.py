@@ -27,17 +27,14 @@ from gpumap.agent.join.history import (
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
-from gpumap.agent.join.unavailable import MissingOffers
+from gpumap.agent.join.unavailable import UnofferedGpus
 from gpumap.agent.join.usage import (
     UNKNOWN_TIMES,
     LeafUse,
-    Measured,
-    OwnerInputs,
     Sign,
     Times,
     certainly_idle,
     owner_uses,
-    ratio_of,
 )
 from gpumap.model import remedies
 from gpumap.model.grouping import grouped
@@ -70,40 +67,38 @@ def gpus(node_gpus: Iterable[Gpu], xids: Iterable[GpuXids]) -> tuple[Gpu, ...]:
 def _remedies(gpu: Gpu, has_xids: bool) -> dict[str, str]:
     reading = gpu.reading
     problems = {
-        "ecc_uncorrected": reading and any(reading.ecc_errors.get("uncorrected", {}).values()),
-        "row_remap_pending": reading and reading.row_remap_pending,
-        "row_remap_failure": reading and reading.row_remap_failure,
-        "xid_errors": has_xids,
+        "fault": gpu.fault,
+        "recovery_action": gpu.recovery_action and f"recovery_{gpu.recovery_action}",
+        "ecc_uncorrected": reading and any(reading.ecc_errors.get("uncorrected", {}).values()) and "ecc_uncorrected",
+        "row_remap_pending": reading and reading.row_remap_pending and "row_remap_pending",
+        "row_remap_failure": reading and reading.row_remap_failure and "row_remap_failure",
+        "xid_errors": has_xids and "xid_errors",
     }
-    texts = {
-        "fault": remedies.fault_remedy(gpu.fault, gpu.index),
-        "recovery_action": remedies.recovery_remedy(gpu.recovery_action, gpu.index),
-        **{name: remedies.health_remedy(name, gpu.index) for name in problems if problems[name]},
-    }
+    texts = {name: remedies.finding_remedy("fault", reason, gpu.index) for name, reason in problems.items() if reason}
     return {name: remedy for name, remedy in texts.items() if remedy}
 
 
 def ever_offered(
-    before: frozenset[tuple[Uuid, str]], allocation: Allocation, inventory: Inventory
+    previous: frozenset[tuple[Uuid, str]], allocation: Allocation, inventory: Inventory
 ) -> frozenset[tuple[Uuid, str]]:
     """Add what the kubelet offers now to what it ever offered, while the device is present."""
     offered = {(uuid, resource) for uuid, slots in allocation.offer.slots.items() for resource in slots}
-    everything = before | offered
-    if not inventory.up or everything == before:
-        return before if everything == before else frozenset(everything)
+    everything = previous | offered
+    if not inventory.up or everything == previous:
+        return previous if everything == previous else frozenset(everything)
     return frozenset(pair for pair in everything if pair[0] in inventory.leaves or pair[0] in inventory.parents)
 
 
 def devices(
-    joined: Joined, after: Memory, containers: Iterable[ContainerOnDevice], missing: MissingOffers | None
+    joined: Joined, after: Memory, containers: Iterable[ContainerOnDevice], missing: UnofferedGpus | None
 ) -> tuple[Device, ...]:
     """Return every leaf of the node, and the devices that only the kubelet names."""
     inventory, allocation, attribution = joined.inventory, joined.allocation, joined.attribution
-    inputs = OwnerInputs(
-        visible=joined.procs.pid_visibility,
-        pods_named=joined.listing.current and joined.identity is not None,
-        can_report_unassigned=attribution.evidence.can_report_unassigned,
-    )
+    zero_owners = [Owner.UNKNOWN]  # they are 0 if they have no process
+    if joined.procs.pid_visibility:
+        has_pod_names = joined.served_list.current and joined.identity is not None
+        zero_owners += [Owner.HOST, *([Owner.ASSIGNED] if has_pod_names else [])]
+        zero_owners += [Owner.UNASSIGNED, Owner.GONE] if attribution.evidence.can_report_unassigned else []
     on_device = grouped((row.uuid, row) for row in containers)
     rows: dict[Uuid, Device] = {}
     may_be_on_any = _doubtful(allocation.unmatched, allocation)
@@ -122,7 +117,7 @@ def devices(
                 continue  # the driver gives two devices one uuid: only one series can have it
             mig, memory = _leaf_parts(gpu, leaf)
             processes = attribution.by_leaf.get(leaf.uuid)
-            siblings = _siblings(known, leaf, attribution) if inputs.visible else ()
+            siblings = _siblings(known, leaf, attribution) if joined.procs.pid_visibility else ()
             may_be_on = may_be_on_any if gpu.reading is None else may_be_on_answering
             rows[leaf.uuid] = Device(
                 uuid=leaf.uuid,
@@ -136,9 +131,11 @@ def devices(
                 or (some_gpu_is_unnamed and gpu.minor is None)
                 or _may_be_held(allocation, leaf.uuid),
                 allocatable=offered_now.get(leaf.uuid) or dict.fromkeys(sorted(zeros.get(leaf.uuid, ())), 0),
-                owners=owner_uses(memory, processes, siblings, inputs),
-                readable_ratio=after.history.leaves[leaf.uuid].readable_ratio(joined.rules),
-                unexplained=watch.unexplained(joined.rules) if (watch := joined.leaf_watches.get(leaf.uuid)) else None,
+                owners=owner_uses(memory, processes, siblings, zero_owners),
+                readable_ratio=after.history.leaves[leaf.uuid].readable_ratio(joined.settings),
+                unexplained=watch.unexplained(joined.settings)
+                if (watch := joined.unexplained_uses.get(leaf.uuid))
+                else None,
                 containers=tuple(on_device.get(leaf.uuid, ())),
                 host=use.host_uses(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
             )
@@ -157,11 +154,9 @@ def devices(
             may_have_more=not holders and may_be_on_any(uuid),
             containers=tuple(on_device.get(uuid, ())),
         )
-    return tuple(sorted(rows.values(), key=_place))
-
-
-def _place(device: Device) -> tuple[float, Uuid]:
-    return math.inf if device.index is None or device.partitioned else device.index, device.uuid
+    # By GPU; those that are on none, or on all of it, come last.
+    places = ((math.inf if row.index is None or row.partitioned else row.index, uuid) for uuid, row in rows.items())
+    return tuple(rows[uuid] for _, uuid in sorted(places))
 
 
 def _activity(gpu: Gpu, mig: MigInstance | None) -> Activity | None:
@@ -177,7 +172,7 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
     `None` if no List shows it. 0 needs a List with pods of the API server. A claim that is not listed and a row of the
     checkpoint alone leave it open.
     """
-    if not joined.listing.current:
+    if not joined.served_list.current:
         return None
     holders = joined.allocation.holders
     count = len({*holders.get(uuid, ()), *(holders.get(gpu.uuid, ()) if gpu else ())})
@@ -185,7 +180,7 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
         return count
     # Unmatched slots say already that it is not known of every device who holds it.
     is_doubtful = _may_be_held(joined.allocation, uuid) and not joined.allocation.unmatched
-    lacks_pods = joined.pod_table.lacks_pods(restarted=joined.listing.back_at is not None)
+    lacks_pods = joined.pod_table.lacks_pods(restarted=joined.served_list.back_at is not None)
     return None if lacks_pods or is_doubtful else 0
 
 
@@ -258,15 +253,18 @@ def containers(joined: Joined) -> Containers:
     for leaf, use in history.readable_uses():
         known = joined.inventory.leaves[leaf]
         idle = tuple(_idle(joined, leaf, use))
+        reservations = joined.allocation.reservations
+        is_shared = sum(holder.pod_name not in reservations for holder in _holders_of(joined, leaf)) > 1
         watches |= history.watch_pods(leaf, use, idle)
-        for name, measured in use.container_uses(idle, joined.uids):
+        for name, owner, sm_ratio, measured in use.container_uses(idle, joined.uids):
             key = name, leaf
-            uses[key] = measured.owner, history.use_of(key, measured, known.profile)
-            if measured.times.sm_ratio is not None:
-                sm_ratios[key] = measured.times.sm_ratio
+            peak_bytes = history.peak_bytes(key, measured, known.profile)
+            uses[key] = owner, structs.replace(measured, memory_peak_bytes=peak_bytes)
+            if sm_ratio is not None:
+                sm_ratios[key] = sm_ratio
             activity = measured.sm_activity_ratio
             # Where several containers hold a device, its activity is often unknown. A counter would hide that.
-            if activity is not None and known.share is not None and not _is_shared(joined, leaf):
+            if activity is not None and known.share is not None and not is_shared:
                 sm_activities[key] = activity * known.share
     rows = []
     for key in sorted({**joined.allocation.grants, **uses}):  # both are nearly sorted
@@ -297,12 +295,12 @@ class _HistoryUpdate:
 
     def readable_uses(self) -> Iterator[tuple[Uuid, LeafUse]]:
         """Yield the leaves with known processes, and note which leaves gpumap can read."""
-        joined, rules = self._joined, self._joined.rules
+        joined, settings = self._joined, self._joined.settings
         uses = joined.leaf_uses if joined.procs.pid_visibility else {}
         for leaf in joined.inventory.leaves:
             use = uses.get(leaf)
             self._leaves[leaf] = remember_leaf(
-                self._before.leaves.get(leaf), use if joined.listing.current else None, self._moment, rules
+                self._before.leaves.get(leaf), use if joined.served_list.current else None, self._moment, settings
             )
             if use is not None:
                 yield leaf, use
@@ -316,9 +314,9 @@ class _HistoryUpdate:
         holders = _holders_of(joined, leaf)
         uncertain = {name.pod_name for name in holders if name not in idle and name not in by_container}
         pods = dict.fromkeys(name.pod_name for name in (*holders, *by_container))
-        rows = worthless_rows(memory, joined.rules)
-        watch = joined.leaf_watches[leaf]
-        has_lasted = watch.has_lasted(BUSY_WITHOUT_PROCESS, joined.rules)
+        rows = worthless_rows(memory, joined.settings)
+        watch = joined.unexplained_uses[leaf]
+        has_lasted = watch.has_lasted(BUSY_WITHOUT_PROCESS, joined.settings)
         is_busy = watch.seconds(BUSY_WITHOUT_PROCESS) is not None and not has_lasted
         for pod in pods:
             key, uid = (pod, leaf), joined.uids.get(pod)
@@ -335,34 +333,20 @@ class _HistoryUpdate:
                 profile=joined.inventory.leaves[leaf].profile,
                 leaf_before=self._before.leaves.get(leaf),
                 moment=self._moment,
-                rules=joined.rules,
+                settings=joined.settings,
             )
             if at_rest is not None:
                 self._at_rest[key] = remember(previous_at_rest, at_rest)
             self._pods[key] = remember(previous_at_rest if has_lasted else previous, work)
             yield key, watch_of(self._pods[key], work, is_certain=_is_certain(joined, pod, uid))
 
-    def use_of(self, key: Key, measured: Measured, profile: str) -> Use:
-        """Return the use of a container with its peak."""
+    def peak_bytes(self, key: Key, use: Use, profile: str) -> int | None:
+        """Return the largest memory of a container; `None` if it is unknown, or may be that of an earlier pod."""
         peak = self._peaks.get(key)
-        if peak is None or measured.pod_uid or not peak.pod_uid:
-            peak = remember_peak(peak, measured.memory_bytes, measured.pod_uid, profile, self._moment)
-            self._peaks[key] = peak
-            peak_bytes = peak.peak_bytes if measured.memory_bytes is not None else None
-        else:
-            peak_bytes = None  # it may be the peak of an earlier pod
-        times = measured.times
-        return Use(
-            memory_bytes=measured.memory_bytes,
-            memory_peak_bytes=peak_bytes,
-            processes=measured.processes,
-            sm_ratio=ratio_of(times.sm_ratio),
-            memory_controller_busy_ratio=ratio_of(times.memory_controller_busy_ratio),
-            encoder_ratio=ratio_of(times.encoder_ratio),
-            decoder_ratio=ratio_of(times.decoder_ratio),
-            pod_uid=measured.pod_uid,
-            sm_activity_ratio=measured.sm_activity_ratio,
-        )
+        if peak is not None and peak.pod_uid and not use.pod_uid:
+            return None
+        peak = self._peaks[key] = remember_peak(peak, use.memory_bytes, use.pod_uid, profile, self._moment)
+        return peak.peak_bytes if use.memory_bytes is not None else None
 
     def finish(self) -> History:
         """Return the history, also of pods that this collection did not measure."""
@@ -383,7 +367,7 @@ def _is_certain(joined: Joined, pod: PodName, uid: PodUid | None, *, may_ask: bo
         return False
     table = joined.pod_table
     return (
-        pod in table.written
+        pod in table.confirmed_by_files
         or uid in table.reported_names
         or (may_ask and uid in joined.procs.living_pods)
         or _uses_gpu(joined, uid)
@@ -405,7 +389,7 @@ def pods_to_verify(joined: Joined, containers: Iterable[ContainerOnDevice], time
 
     A holder would be idle, but only a log tree shows its pod. Or two pods hold one id.
     """
-    rest_until = timestamp - joined.rules.idle_after_seconds
+    rest_until = timestamp - joined.settings.idle_after_seconds
     resting = {
         uid
         for row in containers
@@ -426,11 +410,6 @@ def _holders_of(joined: Joined, leaf: Uuid) -> tuple[ContainerName, ...]:
     holders = joined.allocation.holders
     parent = joined.inventory.gpu_of_leaf[leaf].uuid
     return (*holders.get(leaf, ()), *(holders.get(parent, ()) if parent != leaf else ()))
-
-
-def _is_shared(joined: Joined, leaf: Uuid) -> bool:
-    reservations = joined.allocation.reservations
-    return sum(holder.pod_name not in reservations for holder in _holders_of(joined, leaf)) > 1
 
 
 def _idle(joined: Joined, leaf: Uuid, use: LeafUse) -> Iterable[ContainerName]:

@@ -27,7 +27,7 @@ CLOCKS_APART_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class JoinSettings:
     """Decisions of the user: the node's name and address, which resources are GPUs, for how long gpumap serves old
     data, and the namespaces of reservations and of trusted pods."""
 
@@ -48,9 +48,9 @@ class Rules:
         """Return an answer that is young enough to serve."""
         return answer if answer and moment.monotonic - answer.at.monotonic < self.stale_after_seconds else None
 
-    def is_gap(self, before: Moment, moment: Moment) -> bool:
+    def is_gap(self, previous: Moment, moment: Moment) -> bool:
         """Whether two collections are so far apart that gpumap did not watch the time between them."""
-        return moment.since(before) > self.stale_after_seconds + LATE_SECONDS
+        return moment.since(previous) > self.stale_after_seconds + LATE_SECONDS
 
 
 def remember_since(

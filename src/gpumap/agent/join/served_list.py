@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpumap.agent.join.memory import Memory
-from gpumap.agent.join.rules import Rules
+from gpumap.agent.join.settings import JoinSettings
 from gpumap.model.observations import (
     DeviceId,
     Failed,
@@ -24,16 +24,14 @@ from gpumap.model.observations import (
     ProcTable,
     ResourceDevices,
 )
-from gpumap.model.terms import PodName, PodUid
+from gpumap.model.terms import KUBELET_AWAY_REASONS, PodName, PodUid
 
 RELIST_SECONDS = 60.0
 """The grace period: how long a restarted kubelet may take to list all of its pods."""
-REASONS_OF_RESTART = frozenset({"socket_missing", "connection_refused", "unavailable"})
-"""The kubelet was not running if a call failed for one of these. A slow or busy kubelet fails for others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ServedList:
     """`read_now`: the List is of this collection. `current`: it is young enough to serve."""
 
     pods: tuple[ListedPod, ...]
@@ -49,18 +47,18 @@ class Listing:
     """Those of `pods` that the grace period keeps, with the UIDs from before the restart."""
 
 
-def choose_listing(
-    memory: Memory, observations: Observations, identity: PodIdentity | None, procs: ProcTable, rules: Rules
-) -> Listing:
+def choose_list(
+    memory: Memory, observations: Observations, identity: PodIdentity | None, procs: ProcTable, settings: JoinSettings
+) -> ServedList:
     """Choose between the new List and the remembered one, and apply the grace period after a restart."""
     moment = observations.finished
     answer = observations.kubelet
     if not isinstance(answer, Observed):
-        return _remembered_listing(memory, answer, moment, rules)
+        return _remembered_listing(memory, answer, moment, settings)
     back_at, awaited = _awaited_pods(memory, answer, moment.monotonic)
     kept_uids = _still_present(memory, awaited, identity, procs) if awaited else {}
     pods = answer.value.pods
-    return Listing(
+    return ServedList(
         pods=tuple(sorted((*pods, *(pod for pod in awaited if pod.pod_name in kept_uids)))) if kept_uids else pods,
         allocatable=answer.value.allocatable,
         read_now=True,
@@ -73,19 +71,19 @@ def choose_listing(
     )
 
 
-def _remembered_listing(memory: Memory, failed: Failed | None, moment: Moment, rules: Rules) -> Listing:
-    before = memory.kubelet
-    young = rules.if_young(before, moment)
-    return Listing(
+def _remembered_listing(memory: Memory, failed: Failed | None, moment: Moment, settings: JoinSettings) -> ServedList:
+    previous = memory.kubelet
+    young = settings.if_young(previous, moment)
+    return ServedList(
         pods=memory.pods,
         allocatable=young.value.allocatable if young else None,
         read_now=False,
         current=young is not None,
-        answer=before,
+        answer=previous,
         back_at=memory.kubelet_back_at,
         awaited=memory.awaited,
         kept_uids=memory.pod_table.kept_uids if memory.pod_table else {},
-        away=memory.kubelet_away or (failed is not None and failed.complaints[-1].reason in REASONS_OF_RESTART),
+        away=memory.kubelet_away or (failed is not None and failed.complaints[-1].reason in KUBELET_AWAY_REASONS),
     )
 
 
