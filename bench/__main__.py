@@ -39,7 +39,6 @@ def sections(growth_cycles: int) -> Mapping[tuple[str, ...], Section]:
         ("P4",): scrapes.slow_driver,
         ("P5",): parts.rendering,
         ("P6",): cycles.cycle,
-        ("P7",): parts.sweep,
         ("P8",): parts.unchanged_list,
         ("P9",): cycles.steady,
         ("P10",): memory,

@@ -10,15 +10,13 @@ from typing import Any
 
 import pynvml
 from aiohttp import web
-from msgspec import structs
 
 from gpumap.agent.exposition import TEXT_TYPE
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.nvml_worker.gpm import METRICS
-from gpumap.agent.nvml_worker.health import CLOCK_EVENT_FIELDS, LINK_FIELDS
+from gpumap.agent.nvml_worker.health import LINK_FIELDS
 from gpumap.agent.nvml_worker.reading import field_numbers
 from gpumap.agent.service import asked_groups
-from gpumap.model.readings import RECOVERY_ACTIONS, GpuReading
 
 ALL_LINKS = 0xFFFF_FFFF
 CLOCKS = pynvml.NVML_CLOCK_GRAPHICS, pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM, pynvml.NVML_CLOCK_VIDEO
@@ -86,41 +84,6 @@ class Card:
         pynvml.nvmlGpmMetricsGet(get)
         self._older, self._newer = self._newer, self._older
         return [None if one.nvmlReturn else one.value / 100 for one in get.metrics[: len(METRICS)]]
-
-
-def values_of(reading: GpuReading) -> Values:
-    """The same of gpumap's reading, to see that both read the same."""
-    temperatures, remapped = reading.temperatures_celsius, reading.remapped_rows
-    events = sum(1 << bit for bit, active in enumerate(reading.clock_events.values()) if active)
-    fields_of_events = {field.key: field.number for field in CLOCK_EVENT_FIELDS}
-    fields = {fields_of_events[word]: round(seconds * 1e9) for word, seconds in reading.clock_event_seconds.items()}
-    fields |= {
-        pynvml.NVML_FI_DEV_MEMORY_TEMP: temperatures["memory"],
-        pynvml.NVML_FI_DEV_REMAPPED_COR: remapped["correctable"],
-        pynvml.NVML_FI_DEV_REMAPPED_UNC: remapped["uncorrectable"],
-        pynvml.NVML_FI_DEV_REMAPPED_PENDING: reading.row_remap_pending,
-        pynvml.NVML_FI_DEV_REMAPPED_FAILURE: reading.row_remap_failure,
-        pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: RECOVERY_ACTIONS.index(reading.recovery_action),
-        pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX: (reading.nvlink_transmit_bytes or 0) >> 10,
-        pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX: (reading.nvlink_receive_bytes or 0) >> 10,
-    }
-    return {
-        "memory": reading.memory and structs.astuple(reading.memory),
-        "utilization": reading.utilization_ratio,
-        "controller": reading.memory_controller_busy_ratio,
-        "temperature": temperatures["gpu"],
-        "power": reading.power_watts,
-        "power_limit": reading.power_limit_watts,
-        "energy": reading.energy_joules,
-        "clocks": list(reading.clocks_hertz.values()),
-        "clock_events": events,
-        "performance_state": reading.performance_state,
-        "ecc": [count for counts in reading.ecc_errors.values() for count in counts.values()],
-        "fields": fields,
-        "activity": list(structs.astuple(reading.activity)) if reading.activity else [],
-        "processes": {one.pid: one.used_memory_bytes for one in reading.processes or ()},
-        "samples": {one.pid: (one.sm_ratio, one.memory_controller_busy_ratio) for one in reading.samples or ()},
-    }
 
 
 def main(port: int, interval_seconds: float) -> None:

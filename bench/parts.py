@@ -1,12 +1,10 @@
-"""P5, P7 and P8: parts of a collection by themselves, in this process: rendering, the sweep, an unchanged List."""
+"""P5 and P8: parts of a collection by themselves, in this process: rendering, and an unchanged List."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import random
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,30 +12,23 @@ from typing import cast
 
 import grpc.aio
 import prometheus_client
-import pynvml
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bench import loop_sweeper
 from bench.figures import Figure, mean, median, microseconds, noise
-from bench.node import LARGE, RESOURCE, SMALL, BenchNode, node
+from bench.node import RESOURCE
 from gpumap.agent.exposition import Exposition
-from gpumap.agent.nvml_worker.library import Library
-from gpumap.agent.nvml_worker.reading import GpuReader, HandleGeneration
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST
 from gpumap.model.families import Family, Series
 from gpumap.model.node import Node
 from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, Moment, ResourceDevices
-from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
-from tests import standin
 from tests.kubelet import FakeKubelet
 
 ROUNDS = 25
 FAMILIES, SERIES = 10, 200
 PODS = 110
-P7_LIMITS = {SMALL: 0.30, LARGE: 0.22}
 APART_SECONDS = 0.11
 """Between two readings: NVML compares samples of GPM that are more than 100 ms apart."""
 EMPTY = Snapshot(Moment(0.0, 0.0), Node(timestamp=0.0, name="bench"))
@@ -106,54 +97,6 @@ class _AsMetrics(Collector):
             for series in family.read(EMPTY):
                 metric.add_metric(series.labels, series.value)
             yield metric
-
-
-def sweep(_: frozenset[str]) -> Iterator[Figure]:
-    """P7: calls and values, in one thread, with the groups of families that are on by default."""
-    with tempfile.TemporaryDirectory() as folder:
-        own = Path(folder, "calls")  # one for both shapes: this process loads the library once
-        for shape, limit in P7_LIMITS.items():
-            with node(shape, plain=True) as made:
-                os.environ.update(made.environment, STANDIN_CALLS=str(own))
-                (one, another, theirs), calls = _sweeps(made, own)
-            seen = mean((one, another))
-            absolute = f"{microseconds(seen)} : {microseconds(theirs)}; " + " : ".join(map(str, calls)) + " calls a GPU"
-            what = f"sweep : the same reads through pynvml, {shape}"
-            yield Figure("P7", what, seen / theirs, limit, absolute, noise=noise((one, another)))
-
-
-def _sweeps(made: BenchNode, counted: Path) -> tuple[list[float], list[int]]:
-    """CPU seconds of two copies and of pynvml's sweep, and the calls of a copy and of that sweep."""
-    library = Library(str(made.library))
-    library.open()
-    pynvml.nvmlInit()
-    copies = [[GpuReader(library, index, lambda uuid: 0) for index in range(made.shape.gpus)] for _ in range(2)]
-    cards = [loop_sweeper.Card(index) for index in range(made.shape.gpus)]
-    generation = HandleGeneration(1, made.shape.gpus)
-
-    def read(readers: Sequence[GpuReader]) -> list[GpuReading]:
-        return [reader.read(generation, 1.0, loop_sweeper.GROUPS) for reader in readers]
-
-    def read_by_pynvml() -> list[loop_sweeper.Values]:
-        return [card.read() for card in cards]
-
-    def made_by(sweep: Callable[[], object]) -> int:
-        before = standin.read_calls(counted).total()
-        sweep()
-        return (standin.read_calls(counted).total() - before) // made.shape.gpus
-
-    ours = functools.partial(read, copies[0]), functools.partial(read, copies[1])
-    try:
-        ours[0]()
-        time.sleep(APART_SECONDS)
-        for reading, values in zip(ours[0](), read_by_pynvml(), strict=True):
-            assert loop_sweeper.values_of(reading) == values
-        seconds = _in_turn(*ours, read_by_pynvml, apart_seconds=APART_SECONDS)
-        time.sleep(APART_SECONDS)
-        return seconds, [made_by(ours[0]), made_by(read_by_pynvml)]
-    finally:
-        pynvml.nvmlShutdown()
-        library.close()
 
 
 class _Answered(KubeletSource):
