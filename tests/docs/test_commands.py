@@ -16,9 +16,10 @@ import pytest
 from gpumap.lab.demo.scenario import default_scenario
 from tests.command import run_command
 from tests.demo_process import GPUMAP, demo, environment
-from tests.docs.test_links import DOCUMENTS, ROOT
+from tests.docs.test_links import DOCUMENTS
 from tests.fences import read_blocks
 from tests.prometheus import eventually
+from tests.shells import shell
 
 AGENT = re.compile(r"(?:http://)?(?:127\.0\.0\.1|localhost):9401")
 NEEDS = {
@@ -31,8 +32,6 @@ NEEDS = {
     r"\./prometheus .*|make demo": "a terminal of its own; tests run both programs without it",
 }
 """What a command needs beside the demo, by its beginning."""
-OTHER_OUTPUT = {"slurm_job", "idle", "GPU-34ea861d", "61.0GiB"}
-"""Parts of lines that another node than the demo's prints."""
 PODS = {pod.name for pod in default_scenario().pods}
 
 
@@ -59,28 +58,33 @@ class Command(NamedTuple):
 
 
 def read_commands(page: Path) -> Iterator[Command]:
-    """Those of `console` blocks, with a prompt, and of `sh` blocks. `echo $?` shows the exit code of the one above."""
-    text = page.read_text(encoding="utf-8")
-    blocks = [*read_blocks(text, "console")]
-    blocks += [
-        block._replace(body=f"$ {block.body.replace(chr(10), chr(10) + '$ ')}") for block in read_blocks(text, "sh")
-    ]
-    for block in blocks:
-        prompts = re.split(r"^\$ ", re.sub(r"\\\n(?:\$ )?\s*", "", block.body), flags=re.MULTILINE)
+    """Those of `console` blocks. `echo $?` shows the exit code of the command above it."""
+    for block in read_blocks(page.read_text(encoding="utf-8"), "console"):
+        prompts = re.split(r"^\$ ", re.sub(r"\\\n\s*", "", block.body), flags=re.MULTILINE)[1:]
         for prompt, after in zip(prompts, [*prompts[1:], ""], strict=True):
-            line, *output = prompt.splitlines() or [""]
+            line, *output = prompt.splitlines()
             code = re.match(r"echo \$\?\n(\d+)", after)
-            if line and not line.startswith("echo $?"):
+            if not line.startswith("echo $?"):
                 line = re.sub(r"\s+(?:# .*|&)$", "", line)
-                yield Command(
-                    f"{page.relative_to(ROOT)}:{block.line}", line, tuple(output), int(code[1]) if code else 0
-                )
+                yield Command(f"{page.name}:{block.line}", line, tuple(output), int(code[1]) if code else 0)
 
 
 COMMANDS = [command for page in DOCUMENTS for command in read_commands(page)]
 TRIED = [*{(command.tried, command.output): command for command in COMMANDS if command.tried}.values()]
-OF_GPUMAP = [
-    *{command.inner: command for command in COMMANDS if re.match(r"(?:kubectl )?gpumap ", command.inner)}.values()
+SENTENCES = [
+    (page.name, " ".join(code.split()))
+    for page in DOCUMENTS
+    for code in re.findall(r"`((?:kubectl|gpumap)\s[^`]+)`", page.read_text(encoding="utf-8"))
+    if page.name != "CHANGELOG.md"  # it names what is gone
+]
+LINES = {
+    line: (place, line) for place, line in [*((command.place, command.inner) for command in COMMANDS), *SENTENCES]
+}.values()
+OF_GPUMAP = [(place, line) for place, line in LINES if re.match(r"(?:kubectl )?gpumap [a-z]", line)]
+OF_KUBECTL = [
+    shell.Command(place, tuple(line.split()))
+    for place, line in SENTENCES
+    if re.match(r"kubectl (?!gpumap|inspect|krew)", line)
 ]
 
 
@@ -103,12 +107,11 @@ def run(line: str, url: str) -> tuple[str, int]:
         done = run_command(*words[1:])
     else:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    output = done.stdout
     if rest and shutil.which(rest.split()[0]):
-        output = subprocess.run(
-            ["bash", "-c", rest], input=output, capture_output=True, text=True, timeout=60, check=True
-        ).stdout
-    return output, done.returncode
+        done = subprocess.run(
+            shlex.split(rest), input=done.stdout, capture_output=True, text=True, timeout=60, check=False
+        )
+    return done.stdout, done.returncode
 
 
 def titles(line: str) -> list[str]:
@@ -121,8 +124,8 @@ def prints(output: str, shown: tuple[str, ...]) -> bool:
     if header and titles(shown[0]) != titles(output.splitlines()[0]):
         return False
     for line in shown[1 if header else 0 :]:
-        if any(part in line for part in OTHER_OUTPUT):
-            continue
+        if "slurm_job" in line:
+            continue  # the demo has none
         parts = PODS & set(line.split()) if header and "  " in line else {line.partition("…")[0]}
         if re.match(r"gpumap_\w+{|.*\t", line):
             parts = {line.partition("…")[0].rpartition("\t" if "\t" in line else " ")[0] or line.partition("…")[0]}
@@ -133,6 +136,7 @@ def prints(output: str, shown: tuple[str, ...]) -> bool:
 
 def test_commands_are_found() -> None:
     assert len(COMMANDS) > 100
+    assert not any([*read_blocks(page.read_text(encoding="utf-8"), "sh")] for page in DOCUMENTS)
     assert {command.tried.split()[0] for command in TRIED} == {"gpumap", "curl"}
     assert {command.line for command in TRIED if command.exit_code == 1} == {"gpumap check"}
 
@@ -153,7 +157,9 @@ def test_a_command_prints_what_is_shown(url: str, command: Command) -> None:
 @pytest.mark.usefixtures("url")
 def test_the_demo_prints_what_is_shown(folder: Path) -> None:
     """Each line of its log up to the values. The first line is only for terminals."""
-    (command,) = (command for command in COMMANDS if command.line == "make demo" and "tutorial" in command.place)
+    (command,) = (
+        command for command in COMMANDS if command.line == "make demo" and command.place.startswith("demo.md")
+    )
     log = (folder.parent / f"{folder.name}.log").read_text(encoding="utf-8")
     lines = [line.partition(" INFO ")[2].partition("=127")[0] or line for line in command.output if "Z INFO" in line]
     assert len(lines) > 2
@@ -168,10 +174,19 @@ def read_help(*words: str) -> str:
     return subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-@pytest.mark.parametrize("command", OF_GPUMAP, ids=lambda command: command.inner)
-def test_a_command_has_its_flags(command: Command) -> None:
-    """Also one that needs more than the demo."""
-    words = shlex.split(command.inner.partition(" | ")[0])
+@pytest.mark.parametrize(("place", "line"), OF_GPUMAP, ids=lambda text: text)
+def test_a_command_has_its_flags(place: str, line: str) -> None:
+    """Also one that needs more than the demo, and the column that --sort-by is given."""
+    words = line.partition(" | ")[0].split()
     text = read_help(*words[: 3 if words[0] == "kubectl" else 2])
     for flag in (word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)):
-        assert re.search(rf"{flag}\b", text), command.place
+        assert re.search(rf"{flag}\b", text), place
+    if "--sort-by" in words:
+        (columns,) = re.findall(r"--sort-by COLUMN\s+Sort by ([a-z,\s]+)\.\s", text)
+        assert words[words.index("--sort-by") + 1] in re.split(r",\s+", columns), place
+
+
+@pytest.mark.parametrize("command", OF_KUBECTL, ids=lambda command: " ".join(command.words))
+def test_a_command_of_kubectl_has_its_flags(command: shell.Command) -> None:
+    """One in a sentence; tests/shells has those in blocks."""
+    assert set(command.flags) <= shell.known_flags("kubectl", command.verb), command.place
