@@ -123,5 +123,5 @@ def test_questions_and_tasks_are_counted() -> None:
         ("README.md", "tasks", r"^\*\*|^- \*\*"),
     ):
         text = (ROOT / page).read_text(encoding="utf-8")
-        (found,) = re.findall(rf"^## (\w+) {heading}\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
-        assert NUMBERS[found[0].lower()] == len(re.findall(item, found[1], re.MULTILINE)), page
+        ((count, items),) = re.findall(rf"^## (\w+) {heading}\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+        assert NUMBERS[count.lower()] == len(re.findall(item, items, re.MULTILINE)), page
