@@ -16,7 +16,7 @@ COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all check prose e2e e2e-cluster faults soak fuzz tools golden protos docs manifests boards pictures bench bench-idle audit lock krew wheel image clean
+.PHONY: help setup demo test test-all check prose e2e e2e-cluster faults soak fuzz tools golden protos docs site manifests boards pictures bench bench-idle audit lock krew wheel image clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -74,6 +74,9 @@ protos: .venv/.dev ## Regenerates src/gpumap/agent/_proto from protos/
 
 docs: .venv/.dev ## Rewrites the tables of docs/ and of the chart's README from the code
 	$(BIN)/python -m scripts.generate_docs
+
+site: .venv/.dev ## Builds build/site from docs/, for GitHub Pages or any other host; a broken link fails
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees . build/site $(ARGS)
 
 manifests: .venv/.dev tools ## Rewrites the objects of deploy/ from the chart
 	$(BIN)/python -m scripts.generate_deploy

@@ -3,7 +3,7 @@
 `make docs` runs it.
 
 The tables come from the code. They are between two comments of each page; the prose around them is written by hand.
-In docs/reference/sizing.md and docs/explanation/cost.md it writes the numbers that follow a passage.
+In docs/reference/sizing.md and docs/explanation/cost.md it writes the numbers of passages.
 The schema of /api/v1/map is copied.
 """
 
@@ -88,7 +88,7 @@ NUMBERS: dict[str, Callable[[], sized.Passages]] = {
     "reference/sizing.md": sized.sizing,
     "explanation/cost.md": sized.cost,
 }
-_NUMBER = re.compile(r"(\d+(?: \d{3})*(?:\.\d+)?)")
+_NUMBER = r"\d+(?: \d{3})*(?:\.\d+)?"
 SCHEMA = DOCS.parent / "src" / "gpumap" / "model" / "map.schema.json"
 """docs/reference/map.schema.json is a link to it."""
 
@@ -105,16 +105,19 @@ def with_tables(name: str) -> str:
 
 def with_numbers(name: str) -> str:
     """Give a page as it should be: its words as they are, its numbers as the code has them."""
-    page = (DOCS / name).read_text(encoding="utf-8")
-    for beginning, numbers in NUMBERS[name]().items():
-        words = r"\s+".join(map(re.escape, re.split(r"\s+", beginning)))
-        before, *after = re.split(f"({words})", page)
-        if len(after) != 2:
-            raise ValueError(f"{name}: {beginning!r} must be there once, before its numbers")
-        for number in numbers:
-            between, _, after[1] = _NUMBER.split(after[1], maxsplit=1)
-            after[0] += between + str(number)
-        page = before + "".join(after)
+    return replace_numbers((DOCS / name).read_text(encoding="utf-8"), NUMBERS[name]())
+
+
+def replace_numbers(page: str, passages: sized.Passages) -> str:
+    """Write the numbers of each passage. Raises ValueError if the page does not have its words once."""
+    for passage, numbers in passages.items():
+        words = r"\s+".join(map(re.escape, passage.split())).split(re.escape("{}"))
+        matches = list(re.finditer(f"({f'){_NUMBER}('.join(words)})", page))
+        if len(matches) != 1:
+            raise ValueError(f"{passage!r} must be there once, with a number for each {{}}")
+        text, *rest = matches[0].groups()
+        text += "".join(f"{number}{between}" for number, between in zip(numbers, rest, strict=True))
+        page = page[: matches[0].start()] + text + page[matches[0].end() :]
     return page
 
 

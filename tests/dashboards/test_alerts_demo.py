@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.dashboards.test_alerts import ALERTS, FILE
+from tests.command import run_command
+from tests.dashboards.test_alerts import ALERTS, FILE, page_of
 from tests.demo_process import demo
 from tests.pages import Page, serving_pages
 from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus, settled
@@ -23,8 +24,10 @@ SOONER = {
     "{kind: reset_required, from: 2m30s, until: 2m40s, recovery: gpu_reset}": (
         "{kind: reset_required, from: 45s, until: 4m, recovery: gpu_reset}"
     ),
+    "to: 71GiB, over: 60s": "to: 78GiB, over: 10s",
+    "      row_remap_pending: true": "      row_remap_pending: true\n      clock_events: {hw_thermal_slowdown: true}",
 }
-"""What happens in the demo's play, so that it happens soon."""
+"""What happens in the demo's play, so that it happens soon; a full GPU and a hot one."""
 EXPECTED = {
     "GpumapGpuIdle": {"research/notebook-idle", "serving/mig-idle"},
     "GpumapGpuOverGrant": {"recsys/ranker"},
@@ -40,8 +43,29 @@ EXPECTED = {
     "GpumapGpuXid": {"/"},
     "GpumapGpuRowRemapPending": {"/"},
     "GpumapGpuNeedsRecovery": {"/"},
+    "GpumapGpuMemoryNearlyFull": {"/"},
+    "GpumapGpuThermalSlowdown": {"/"},
 }
 """The alerts of the demo's node, with their pods; alerts of a GPU have no pod in the labels."""
+FIRST_STEPS = {
+    "GpumapGpuIdle": r"idle +research +notebook-idle .* \d+[sm] ",
+    "GpumapGpuLeftover": r"left PID \d+ eval-worker",
+    "GpumapGpuMemoryNearlyFull": r"^NAMESPACE.*\nml-team +trainer ",
+    "GpumapGpuOverGrant": "'pod': 'ranker'",
+    "GpumapGpuThermalSlowdown": "'reason': 'hw_thermal_slowdown'",
+}
+"""What the first step of a runbook shows while its alert fires."""
+OTHER_FIRST_STEPS = {
+    "a cluster": "ContainerXid Down Gone GpuDown GpuDownUnderPod GpuHeldIdle GpuNotOffered GpuRowRemapFailure "
+    "GpuRowRemapPending GpuStalled GpuUnassignedUse MissingOnNode MostlyDown PidVisibilityMissing PodLabelsHidden "
+    "Restarting",
+    "a GPU": "DriverDownUnderPod GpuTemperatureHigh GpuUnexplained GpuXid NvmlUnstable SourceDown SourceSlow",
+    "reading: the step names texts, or there is nothing to do": "AccountingGap GpuBusy GpuNeedsRecovery SlotsNotInNvml "
+    "SourceErrors UnmatchedSlots",
+    "a demo in which the alert fires": "AllocationUnhealthy CapabilityLost DataStale GpuEccUncorrected GpuMaybeIdle "
+    "GpuMissing",
+}
+"""What the first step of the other runbooks needs."""
 TEAM = 'kube_pod_labels{namespace="research",pod="notebook-idle",label_team="vision"} 1\n'
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SCALE = 180.0
@@ -123,6 +147,24 @@ def test_texts_name_what_a_person_looks_for(watching: Prometheus) -> None:
         r"A process of a deleted pod \(batch/nightly-eval\) uses 18\S*GiB of memory on GPU 4 of node demo-node\. .*"
     )
     eventually(lambda: any(re.fullmatch(leftover, one) for one in descriptions()), 60, about=descriptions)
+
+
+@pytest.mark.parametrize("alert", FIRST_STEPS)
+def test_the_first_step_of_a_runbook_shows_what_it_says(watching: Prometheus, alert: str) -> None:
+    """It is a command or a query."""
+    (step,) = re.findall(r"^1\. .*?`(gpumap[ _][^`]+)`", page_of(alert), re.MULTILINE)
+    agent = watching.api("targets")["activeTargets"][0]["scrapeUrl"].removesuffix("/metrics")
+    words = step.replace(" --url http://127.0.0.1:9401", "").split()[1:]
+
+    def answer() -> str:
+        return run_command(*words, "--url", agent).stdout if words else str(watching.ask(step))
+
+    eventually(lambda: alert in fired(watching) and bool(re.search(FIRST_STEPS[alert], answer())), 60, about=answer)
+
+
+def test_every_first_step_is_run_or_has_a_reason() -> None:
+    others = [f"Gpumap{name}" for names in OTHER_FIRST_STEPS.values() for name in names.split()]
+    assert sorted([*FIRST_STEPS, *others]) == sorted(ALERTS)
 
 
 def test_rules_evaluate(watching: Prometheus) -> None:

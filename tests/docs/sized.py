@@ -147,7 +147,7 @@ EVERYTHING = ("--collect", "all", "--dialect", "all", "--process-metrics")
 SECONDS, BYTES_A_SAMPLE, LOG_BYTES_A_SAMPLE, BYTES_A_SERIES = 15, 2.23, 5.7, 4600
 """Of a scrape; and what Prometheus needs, measured with `make bench ARGS=S1`."""
 Passages = Mapping[str, Sequence[str | float]]
-"""The beginning of a passage, and the numbers that follow it."""
+"""A passage with {} for each number, and the numbers."""
 
 
 @functools.cache
@@ -197,20 +197,22 @@ def sizing() -> Passages:
     titles = {"agent": "the agent itself", "default": "**by default**", "everything": "**everything**"}
     titles["dcgm-join"] = "`dcgm-join`: each"
     groups = (part for part in GROUPS if part != "host")  # these nodes have no process outside pods
-    shown = ["agent", *groups, "dcgm-join", "cadvisor", "gpu-manager", "nvidia-smi", "dcgm", "arms"]
-    found: dict[str, Sequence[str | float]] = {
-        "By default a node has at most ": tuple(whole.values()),
-        "| the agent | ": [whole["agent"]],
-        "| each GPU | ": [whole["GPU"]],
-        "| each partitioned GPU | ": [mig["GPU"]],
-        "| each device | ": [whole["device"]],
-        "| each holding, of a whole GPU | ": [whole["holding"]],
-        "| each holding, of a time-sliced GPU | ": [shared["holding"]],
-        "| each holding, of a MIG device | ": [mig["holding"]],
+    parts = ["agent", *groups, "dcgm-join", "cadvisor", "gpu-manager", "nvidia-smi", "dcgm", "arms"]
+    passages: dict[str, Sequence[str | float]] = {
+        "at most {} + {} × GPUs + {} × devices + {} × holdings + {} × pods series": tuple(whole.values()),
+        "| the agent | {} |": [whole["agent"]],
+        "| each GPU | {} |": [whole["GPU"]],
+        "| each partitioned GPU | {} |": [mig["GPU"]],
+        "| each device | {} |": [whole["device"]],
+        "| each holding, of a whole GPU | {} |": [whole["holding"]],
+        "| each holding, of a time-sliced GPU | {} |": [shared["holding"]],
+        "| each holding, of a MIG device | {} |": [mig["holding"]],
     }
-    for part in (*shown, "default", "everything"):
-        found[f"{titles.get(part, f'`{part}`')} | "] = rows[part]
-    return found
+    for part in parts:
+        passages[f"{titles.get(part, f'`{part}`')} | {{}} | {{}} | {{}} |"] = rows[part]
+    for part in ("default", "everything"):
+        passages[f"{titles[part]} | **{{}}** | **{{}}** | **{{}}** |"] = rows[part]
+    return passages
 
 
 def cost() -> Passages:
@@ -219,7 +221,8 @@ def cost() -> Passages:
     series_of = dict(zip(NODES, rows["default"], strict=True))
     titles = {"whole": "one pod", "shared": "four pods, time-sliced", "mig": "seven MIG devices"}
     table: dict[str, Sequence[str | float]] = {
-        f"| {titles[node]} | ": _of_prometheus(10_000 * series_of[node]) for node in NODES
+        f"| {titles[node]} | {{}} | {{}} | {{}} GB | {{}} GB |": _of_prometheus(10_000 * series_of[node])
+        for node in NODES
     }
     all_ = 10_000 * series_of["whole"]
     _, _, disk, memory = _of_prometheus(all_)
@@ -229,21 +232,24 @@ def cost() -> Passages:
     saved = [round(100 - 100 * rows[name][0] / rows["default"][0]) for name in ("no health", "least")]
     return {
         **table,
-        "**In short:** 10 000 nodes with one pod on each of eight GPUs have ": [
+        "of eight GPUs have {} million series. They need two Prometheus with {} GB of memory each, and {} GB of disk": [
             f"{all_ / 1e6:.1f}",
             round(float(memory) / 2),
             round(float(disk)),
-            *(30, *saved),
         ],
-        "Prometheus needs ": [BYTES_A_SAMPLE, BYTES_A_SERIES / 1000],
-        "write-ahead log: ": log,
-        "30 days are ": [f"{float(disk) * 30 / 1000:.1f}", f"{float(disk) * 90 / 1000:.1f}"],
-        "A new pod on one GPU adds ": [a_pod],
-        "these add ": [_spaced(hourly), _spaced(hourly // 24)],
-        "| `--collect allocation --collect use` | ": rows["least"],
-        "| `--collect` without `health` | ": rows["no health"],
-        "| `--collect` without `gpm` | ": rows["no gpm"],
-        "| 150 000, which are ": [150_000 // series_of["whole"]],
+        "saves {} % of the series; the [smallest choice](#what-to-switch-off) saves {} %": saved,
+        "{} bytes of disk for a sample and {} kB of memory for a series": [BYTES_A_SAMPLE, BYTES_A_SERIES / 1000],
+        "write-ahead log: {} to {} GB": log,
+        "30 days are {} TB of object storage, and {} TB with Thanos' downsampling": [
+            f"{float(disk) * 30 / 1000:.1f}",
+            f"{float(disk) * 90 / 1000:.1f}",
+        ],
+        "A new pod on one GPU adds {} series": [a_pod],
+        "these add {} series; if it runs for a day, {}": [_spaced(hourly), _spaced(hourly // 24)],
+        "| `--collect allocation --collect use` | {}; {}; {} |": rows["least"],
+        "| `--collect` without `health` | {}; {}; {} |": rows["no health"],
+        "| `--collect` without `gpm` | {}; {}; {} |": rows["no gpm"],
+        "| 150 000, which are {} nodes": [150_000 // series_of["whole"]],
     }
 
 

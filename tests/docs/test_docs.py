@@ -23,6 +23,16 @@ def test_the_numbers_are_up_to_date(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == generate_docs.with_numbers(name), "run `make docs`"
 
 
+def test_a_number_has_its_own_words() -> None:
+    """A sentence that is gone, or is there twice, is an error: its number is not written into the next sentence."""
+    passages = {"has {} pods and {} GPUs": [1000, 2.5]}
+    page = "It has 7\npods and 10 000 GPUs. It has 7 nodes."
+    assert generate_docs.replace_numbers(page, passages) == "It has 1000\npods and 2.5 GPUs. It has 7 nodes."
+    for wrong in ("It has 7 pods. The node has 9 GPUs.", f"{page} {page}"):
+        with pytest.raises(ValueError, match="must be there once"):
+            generate_docs.replace_numbers(wrong, passages)
+
+
 def rows(name: str) -> set[str]:
     """What the first cells of a page's generated tables name."""
     page = (DOCS / name).read_text(encoding="utf-8")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-import shlex
-import subprocess
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
@@ -21,9 +17,9 @@ from gpumap.cli.bill.table import bill_table
 from gpumap.cli.table import Shape
 from tests.command import run_command
 from tests.dashboards.test_fleet_rules import capture_pages, with_rules
-from tests.demo_process import GPUMAP as PROGRAM
-from tests.demo_process import demo, environment
+from tests.demo_process import demo
 from tests.deploy.chart import CHART, container_of, helm, settings
+from tests.docs.test_commands import COMMANDS
 from tests.fences import Block, read_blocks
 from tests.pages import serving_pages
 from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
@@ -34,35 +30,6 @@ DOCS = ROOT / "docs" / "how-to"
 PAGES = [DOCS / f"{name}.md" for name in ("whole-cluster", "find-waste", "charge-teams")]
 COLLECTORS = DOCS / "send-elsewhere.md"
 OPENCOST_RULES = ROOT / "rules" / "opencost.yaml"
-AGENT = "http://127.0.0.1:9401"
-
-
-class Shown(NamedTuple):
-    """A command of a page, and the line that the page prints below it."""
-
-    place: str
-    words: tuple[str, ...]
-    below: str
-
-
-def shown(page: Path) -> Iterator[Shown]:
-    for block in read_blocks(page.read_text(encoding="utf-8"), "console"):
-        lines = [*block.body.splitlines(), "$ "]
-        for line, below in itertools.pairwise(lines):
-            if line.startswith("$ "):
-                words = tuple(shlex.split(line.removeprefix("$ "), comments=True))
-                yield Shown(f"{page.name}:{block.line}", words, below)
-
-
-COMMANDS = [one for page in PAGES for one in shown(page)]
-GPUMAP = [one for one in COMMANDS if one.words[0] == "gpumap"]
-KUBECTL = [one for one in COMMANDS if one.words[:2] == ("kubectl", "gpumap")]
-ON_THE_DEMO = [one for one in GPUMAP if AGENT in one.words]
-
-
-@cache
-def help_of(command: str) -> str:
-    return run_command(command, "--help-all").stdout
 
 
 def test_the_bill_on_the_page_is_one_that_the_command_prints() -> None:
@@ -84,47 +51,11 @@ def test_the_bill_on_the_page_is_one_that_the_command_prints() -> None:
     assert "\n".join(printed) in page
 
 
-def test_commands_are_found() -> None:
-    assert {one.place.partition(":")[0] for one in GPUMAP} == {page.name for page in PAGES}
-    assert len(ON_THE_DEMO) > 4
-    assert len(KUBECTL) > 3
-
-
-@pytest.mark.parametrize("command", GPUMAP, ids=lambda command: " ".join(command.words))
-def test_a_command_has_its_flags(command: Shown) -> None:
-    for flag in (word.partition("=")[0] for word in command.words if word.startswith("--")):
-        assert re.search(rf"{flag}\b", help_of(command.words[1])), command.place
-
-
-@pytest.mark.parametrize("command", KUBECTL, ids=lambda command: " ".join(command.words))
-def test_a_command_of_the_plugin_has_its_flags(command: Shown) -> None:
-    words = (PROGRAM.parent / "kubectl-gpumap", command.words[2], "--help")
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=True)
-    for flag in (word for word in command.words if re.match("-+[a-zA-Z]", word)):
-        assert re.search(rf"{flag}\b", done.stdout), command.place
-
-
 @pytest.fixture(name="agent", scope="module")
 def run_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The demo's node."""
     with demo(tmp_path_factory.mktemp("agent"), "--interval", "1s", "--idle-after", "5s") as url:
         yield url
-
-
-@pytest.mark.parametrize("command", ON_THE_DEMO, ids=lambda command: " ".join(command.words))
-def test_a_command_answers_on_the_demo(agent: str, command: Shown) -> None:
-    """Each command with an agent's address succeeds. A table that the page shows has the columns of today.
-
-    It is tried again, because the demo's kubelet restarts and its findings come and go.
-    """
-    words = [agent if word == AGENT else word for word in command.words[1:]]
-
-    def answered() -> bool:
-        done = run_command(*words)
-        no_table = not re.match("[A-Z]{2}", command.below)
-        return done.returncode == 0 and (no_table or command.below.split() == done.stdout.split("\n")[0].split())
-
-    eventually(answered, about=lambda: (command.place, run_command(*words)))
 
 
 INDEX = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
@@ -152,8 +83,8 @@ def test_a_question_is_answered_on_the_demo(agent: str, words: tuple[str, ...]) 
 def test_scripts_read_fields_of_the_map() -> None:
     """The schema of `/api/v1/map` has each field that the jq command reads."""
     schema = (ROOT / "docs" / "reference" / "map.schema.json").read_text(encoding="utf-8")
-    (command,) = (one for one in COMMANDS if one.words[0] == "curl")
-    fields = re.findall(r"\.([a-z_]+)", command.words[command.words.index("jq") + 2])
+    (command,) = (command for command in COMMANDS if re.match("curl .* jq -r", command.line))
+    fields = re.findall(r"\.([a-z_]+)", command.line.partition("jq -r")[2])
     assert len(fields) > 5
     assert [name for name in fields if f'"{name}"' not in schema] == []
 

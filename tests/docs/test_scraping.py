@@ -166,14 +166,13 @@ def test_the_alerts_without_data_are_those_that_the_page_names() -> None:
 
 
 def test_what_is_kept_is_as_much_as_is_said(kept: Mapping[str, Kept]) -> None:
-    """Both pages name the share of whole, shared and MIG devices, as docs/reference/sizing.md has them."""
+    """The page names the share of whole, shared and MIG devices, as docs/reference/sizing.md has them."""
     share = [100 * some / everything for _, _, everything, some in kept.values()]
-    for page in ("how-to/scrape.md", "explanation/cost.md"):
-        text = " ".join((DOCS.parents[1] / page).read_text(encoding="utf-8").split())
-        (numbers,) = re.findall(
-            r"(\d+) % of the series of whole GPUs, (\d+) % of time-sliced ones and (\d+) % of MIG", text
-        )
-        assert [*map(int, numbers)] == pytest.approx(share, abs=1.0), page
+    text = " ".join(DOCS.read_text(encoding="utf-8").split())
+    (numbers,) = re.findall(
+        r"(\d+) % of the series of whole GPUs, (\d+) % of time-sliced ones and (\d+) % of MIG", text
+    )
+    assert [*map(int, numbers)] == pytest.approx(share, abs=1.0)
 
 
 def test_a_central_prometheus_federates_what_was_recorded(tmp_path: Path) -> None:
