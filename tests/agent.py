@@ -23,7 +23,7 @@ import aiohttp
 from tests import standin
 from tests.demo_process import PATIENT_GPUMAP, environment
 from tests.exposed import Page
-from tests.node import Node
+from tests.machine import Node
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60.0

@@ -10,7 +10,7 @@ from typing import Self
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, until
 from tests.demo_process import environment
-from tests.node import Node
+from tests.machine import Node
 
 IMPATIENT = """
 import functools, sys

@@ -279,6 +279,8 @@ class TestNode:
     pci: list[PciFunction] | None = None
     """Its GPUs on PCI; `None`: not read."""
     given: dict[Hashable, Hashable] = field(default_factory=dict, repr=False)
+    reading: NvmlReading | None = None
+    """What a real worker answered, instead of what `gpus` and `processes` say of NVML."""
 
     def collect(self, seconds: float = 5.0) -> Snapshot:
         """Let time pass and collect once."""
@@ -427,6 +429,8 @@ class TestNode:
         )
 
     def _nvml(self) -> NvmlReading:
+        if self.reading is not None:
+            return self.reading
         gpus = (structs.replace(self._gpu(gpu), **gpu.values) for gpu in self.gpus)
         xids, self.xids = self.xids, ()
         return NvmlReading("550.54", "12.4", "12.550", tuple(gpus), xids)

@@ -24,8 +24,7 @@ from gpumap.model.observations import NvmlReading, SourceAnswer, SourceError
 from gpumap.model.readings import CARD, Uuid
 from gpumap.model.snapshot import Snapshot
 from tests import standin
-from tests.measured import MeasuredNode
-from tests.nodes import GIB, Pod, Process
+from tests.nodes import GIB, Pod, Process, TestNode
 from tests.worker import worker_command
 
 MIB = 1 << 20
@@ -95,7 +94,7 @@ def _card() -> standin.Gpu:
     )
 
 
-def swept_node() -> tuple[MeasuredNode, standin.Driver]:
+def swept_node() -> tuple[TestNode, standin.Driver]:
     """A node with a card of each kind, each in use, and what its driver says."""
     process, sample = standin.Process, standin.Sample
     gpus = [
@@ -190,7 +189,7 @@ def swept_node() -> tuple[MeasuredNode, standin.Driver]:
         r: [f"{card}::{n}" for card in (SHARED, MPS) for n in range(4)],
         "nvidia.com/mig-1g.10gb": [*SLICES],
     }
-    node = MeasuredNode(pods=pods, processes=processes, allocatable=allocatable)
+    node = TestNode(pods=pods, processes=processes, allocatable=allocatable)
     node.rules = replace(node.rules, idle_after_seconds=1e9, grace_seconds=5.0)  # a refusal restarts these times
     return node, standin.Driver(gpus=gpus, gpm_apart_milliseconds=0)
 
@@ -230,9 +229,9 @@ class Sweep:
 
     source: NvmlSource
     state: Path
-    node: MeasuredNode
+    node: TestNode
     driver: standin.Driver
-    twin: MeasuredNode
+    twin: TestNode
     truth: NvmlReading
     steps: int = 0
     errors: list[str] = field(default_factory=list)

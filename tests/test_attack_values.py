@@ -13,7 +13,6 @@ from gpumap.cli.table import Shape
 from gpumap.model.node import Use
 from gpumap.model.snapshot import Snapshot
 from tests import standin
-from tests.measured import measure
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, use
 from tests.promtool import assert_answers
 from tests.shown import waste_values
@@ -22,6 +21,7 @@ from tests.sweep import GRAPHICS, HOPPER, MPS, PARTED, SHARED, SLICES, Series, S
 from tests.sweep import series as all_series
 from tests.test_positive_evidence import LivingPod
 from tests.test_sm_seconds import SampledGpu
+from tests.worker import measure
 
 CARD = gpu_uuid(0)
 
@@ -83,8 +83,7 @@ def kinds(snapshot: Snapshot, shape: Shape | None = None) -> dict[str, str]:
 
 
 def test_a_busy_gpu_that_lists_nothing_is_no_idle_one() -> None:
-    """NVML lists no process and has no sample; 70 GiB are in use and a kernel runs 90 % of the time, on a GPU that one
-    container has for itself."""
+    """NVML lists no process and has no sample, while 70 GiB are used and a kernel runs 90 % of the time."""
     pod = held()
     node = TestNode([Gpu(0, utilization=0.9, overhead=70 * GIB)], [pod])
     for _ in range(118):
@@ -111,8 +110,7 @@ MIG_CALLS = [
 
 @pytest.mark.parametrize("call", MIG_CALLS)
 async def test_a_mig_device_that_is_not_reported_once_is_not_gone(sweep: Sweep, call: str) -> None:
-    """One call on a MIG device is refused for an unknown reason in one collection: the device is there as before, and
-    who holds it holds it; NVML has not said that it is none."""
+    """A MIG device of which one call is refused in one collection keeps its holder."""
     by_gpu = {"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"}
     target = "2" if call in by_gpu else "2.mig"
     lies = await refused(sweep, call, Code.UNKNOWN, target)
@@ -226,8 +224,7 @@ async def test_value_that_no_sensor_has_is_absent(
     ids=["more than all of the encoders", "more than all SMs", "of the future"],
 )
 async def test_a_sample_that_is_not_taken_is_no_zero(sweep: Sweep, row: standin.Sample) -> None:
-    """The only row of a process is dropped because one number of it cannot be: its SM time is unknown, not 0, and the
-    others do not pay for it as for an idle GPU."""
+    """If a process's only row is dropped for an impossible number, its SM time is unknown, not 0."""
     card = sweep.driver.gpus[0]
     assert card.samples is not None
     card.samples = [row, *card.samples[1:]]
@@ -407,8 +404,7 @@ IDLE_SECONDS = "cluster_namespace:gpumap_container_idle_gpu_seconds:rate5m"
 def test_rules_take_no_unknown_sm_time_for_idleness(
     tmp_path: Path, rules: str, record: str, at: str, truth: float
 ) -> None:
-    """A pod computes 0.9 of the time. For 75 s its SM time is not known, as after the wall clock was set back: the
-    gauge is absent and the counter remains. Then both go on. An autoscaler must not scale down for that."""
+    """A pod computes 0.9 of the time."""
     target = 'job="gpumap",instance="a",node="n"'
     own = f'{{{target},namespace="ml",pod="p",container="main",uuid="GPU-1"}}'
     before, unknown, after = 12, 5, 8  # scrapes, one in 15 s
@@ -433,8 +429,7 @@ def test_rules_take_no_unknown_sm_time_for_idleness(
 
 
 async def test_an_id_by_minor_number_stays_on_its_gpu(sweep: Sweep) -> None:
-    """GKE's ids are names of device nodes. NVML refuses the minor number of a known GPU to a new worker once. No slot
-    becomes unmatched."""
+    """GKE's ids are names of device nodes. NVML refuses the minor number of a known GPU to a new worker once."""
     pod = Pod("ml", "gke", {"main": {"nvidia.com/gpu": ["nvidia3"]}})
     for node in (sweep.node, sweep.twin):
         node.pods.append(pod)

@@ -58,8 +58,7 @@ def test_compute_instances_of_one_gpu_instance_have_their_holders_once() -> None
 @settings(max_examples=examples(100))
 @given(nodes())
 def test_owners_are_the_holders(truth: TestNode) -> None:
-    """No row is there twice. The holder of a device that NVML knows has a row on its GPU; so has a user of a reserved
-    one; no other container has, and no reservation."""
+    """No row is there twice."""
     snapshot = truth.collect()
     found = owners(snapshot)
     assert len(found) == len(set(found))

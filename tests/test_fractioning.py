@@ -18,8 +18,8 @@ from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, Owner, PodUid
 from tests import agent
 from tests.examples import examples
-from tests.node import Node
-from tests.node import gpu_uuid as driver_uuid
+from tests.machine import Node
+from tests.machine import gpu_uuid as driver_uuid
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, hex_of, owners, row
 from tests.privileges import open_folder
 from tests.processes import PlainProcesses

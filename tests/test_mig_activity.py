@@ -132,8 +132,7 @@ def test_the_activity_of_a_mig_device_counts_as_its_share_of_the_gpu() -> None:
 
 
 def test_where_several_hold_a_mig_device_no_time_is_charged() -> None:
-    """Their activity is known only while one of them computes: a counter that does not move the rest of the time would
-    say that they were idle."""
+    """Their activity is known only while one of them computes, so no time of it is counted."""
     pod, other = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
     node = mig_node(pod, other)
     node.processes = [Process(100, LEAF, pod)]

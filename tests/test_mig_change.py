@@ -13,8 +13,7 @@ from tests import standin
 from tests.agent import Agent, serve
 from tests.exposed import Page
 from tests.impatient import Service
-from tests.machine import Pod
-from tests.node import GIB, MIB, WHOLE, Node, gpu_uuid
+from tests.machine import GIB, MIB, WHOLE, Node, Pod, gpu_uuid
 from tests.processes import PlainProcesses
 from tests.standin import Attributes, Code, MigInstance, Placement
 
@@ -111,8 +110,7 @@ async def shows(agent: Agent, pod: str, uuid: str, memory_bytes: int) -> Page:
 
 @pytest.mark.parametrize("handle", [None, 5], ids=["stale handles", "recycled handles"])
 async def test_a_gpu_changes_its_partitions_under_the_agent(node: MigNode, handle: int | None) -> None:
-    """Whole, three small devices, a large one, whole: each pod appears on its device with its own bytes, and of the
-    devices before there is no series left; the other GPUs' series remain."""
+    """Each pod appears on its device with its own bytes; no series of the earlier devices is left."""
     whole = node.admit("whole", main=[CARD])
     steady = node.admit("steady", main=[OTHER])
     node.run(steady.cgroup("main"), 2, 2 * GIB)

@@ -10,9 +10,9 @@ from gpumap.model.node import Use
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
 from tests import standin
-from tests.measured import MeasuredNode, measure
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, use
 from tests.standin import Driver, Sample
+from tests.worker import measure
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
 SERVER = "nvidia-cuda-mps-server"[:15]
@@ -39,8 +39,7 @@ def used(snapshot: Snapshot, pod: Pod) -> Use:
 
 @pytest.mark.parametrize("daemon", [DAEMON, None], ids=["in a pod of its own", "on the host"])
 def test_clients_are_charged_to_their_own_pods(daemon: Pod | None) -> None:
-    """Each client's memory is its container's; the server's is `mps_server` in both layouts, and neither a squatter's
-    nor the host's. On a card without clients it is no proven server, and not accused."""
+    """Each client's memory is its container's; the server's is `mps_server` in both layouts."""
     first, second, idle = replica("first", 0), replica("second", 1), replica("idle", 2)
     node = TestNode([Gpu(0), Gpu(1)], [first, second, idle, DAEMON])
     node.processes = [
@@ -70,8 +69,7 @@ def test_a_pod_that_runs_its_own_daemon_is_charged_for_its_server() -> None:
 
 
 def test_a_name_without_clients_makes_no_server() -> None:
-    """A process that calls itself an MPS server stays in its container's account. gpumap does not accuse it, because a
-    server that waits for clients looks the same."""
+    """A process that calls itself an MPS server stays in its container's account, and is not accused."""
     thief = Pod("ml", "thief", {"main": {}})
     node = TestNode([Gpu(0)], [thief, replica("other", 0)], [Process(10, CARD, thief, memory=7 * GIB, comm=SERVER)])
     for _ in range(3):
@@ -82,8 +80,7 @@ def test_a_name_without_clients_makes_no_server() -> None:
 
 
 def test_the_time_of_a_server_is_unattributed() -> None:
-    """Time that the driver credits to the server is no client's; a client without a row has none that is known, not
-    0; one with a row has it, and a holder without processes has 0."""
+    """Time of the server is no client's; a client without a row has none that is known, not 0."""
     silent, credited, idle = replica("silent", 0), replica("credited", 1), replica("idle", 2)
     node = TestNode([Gpu(0)], [silent, credited, idle, DAEMON])
     node.processes = [
@@ -108,8 +105,7 @@ def test_a_client_that_calls_itself_a_server_is_a_client() -> None:
 
 
 async def test_clients_and_servers_in_the_lists_of_the_driver(tmp_path: Path) -> None:
-    """Over the driver's own lists: a client is in two of them, a server in the compute list of every card, its
-    samples beside; what comes out are the clients' bytes and the server's."""
+    """A client is in two lists of the driver, a server in the compute list of every card."""
     client, daemon = replica("client", 0), DAEMON
     rows = [
         standin.Process(10, 30 * MIB),
@@ -121,7 +117,7 @@ async def test_clients_and_servers_in_the_lists_of_the_driver(tmp_path: Path) ->
         standin.Gpu(OTHER, memory_used_bytes=30 * MIB, processes=[standin.Process(10, 30 * MIB)]),
     ]
     driver = Driver(gpus=cards)
-    node = MeasuredNode([], [client, daemon], reading=await measure(driver, tmp_path))
+    node = TestNode([], [client, daemon], reading=await measure(driver, tmp_path))
     node.processes = [server(10), Process(11, CARD, client)]
     snapshot = node.collect()
     found = use(snapshot, client.full(), CARD)

@@ -128,8 +128,7 @@ class Driver:
 
 @given(st.data(), st.sampled_from([1.2, 5.0, 72.0]))
 def test_sm_is_true_or_absent(data: st.DataObject, window: float) -> None:
-    """Whatever processes have which PIDs, and however close collections are: no container has another one's time, or
-    less than its own. What only one process may have had is reported."""
+    """No container has another one's time, or less than its own, whatever processes have which PIDs."""
     driver = Driver(window)
     for _ in range(data.draw(st.integers(2, 8))):
         seconds = data.draw(st.sampled_from([0.25, 1.0, 5.0, 30.0]))

@@ -79,8 +79,7 @@ def test_pods_on_a_reserved_card_are_scheduled() -> None:
     ],
 )
 def test_only_the_namespace_makes_a_reservation(namespace: str, name: str, container: str, is_one: bool) -> None:
-    """The whole namespace must match. Any tenant may choose the names of a pod and its containers: another one is idle
-    and charged."""
+    """The whole namespace must match."""
     keeper, user = Pod(namespace, name, {container: {WHOLE: [str(CARD)]}}), Pod("ml", "user", {"main": {}})
     node = node_with(keeper, user)
     node.processes = [Process(10, CARD, user)]
@@ -314,8 +313,7 @@ def test_annotation_of_a_device_needs_a_reservation_in_its_namespace() -> None:
 
 @pytest.mark.parametrize("kept", [False, True], ids=["listed again", "kept"])
 def test_pod_without_a_sign_of_the_scheduler_is_a_squatter(kept: bool) -> None:
-    """The Pods API shows that the scheduler does not know a pod that uses its GPU. An answer that gpumap asked for
-    before it saw the process may lack a label."""
+    """The Pods API shows that the scheduler does not know a pod that uses its GPU."""
     thief, known = Pod("ml", "thief", {"main": {}}, may_share=False), sharer("one", 0.5)
     node = node_with(reservation(), thief, known, reports_pods=True)
     node.collect()

@@ -103,8 +103,7 @@ def test_recreated_pod_of_the_same_name_is_distinguished_from_its_predecessor() 
 
 
 def test_card_handed_on_within_one_interval_takes_no_process_along() -> None:
-    """A card goes from one pod to the next while the checkpoint still has the old row: the old process is not the new
-    pod's, not even for one collection."""
+    """While the checkpoint has the old row, the old pod's process is never the new pod's."""
     old, new = (Pod("ml", name, {"main": {"nvidia.com/gpu": [str(CARD)]}}) for name in ("old", "new"))
     node = TestNode([Gpu(0)], [old], [Process(10, CARD, old)])
     node.collect()
@@ -245,8 +244,7 @@ def test_process_of_a_pod_without_any_trace_is_unknown() -> None:
 
 @pytest.mark.parametrize("up_before", [True, False])
 def test_short_list_makes_no_pod_gone(up_before: bool) -> None:
-    """A kubelet that lists only static pods may not know the others yet: while traces of a pod exist, it is not
-    gone, neither for a gpumap that was up before nor for one that has just started."""
+    """A kubelet that lists only static pods may not know the others yet: a pod with traces is not gone."""
     pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})
     agent = Pod("gpumap", "gpumap-x", {"main": {}})
     node = TestNode([Gpu(0)], [pod, agent], [Process(10, CARD, pod)])
@@ -263,8 +261,7 @@ def test_short_list_makes_no_pod_gone(up_before: bool) -> None:
 
 
 def test_two_collections_close_together_accuse_no_pod() -> None:
-    """When the kubelet has news collections may be a quarter of a second apart: a suspicion must last a while longer.
-    What was said once is not taken back."""
+    """A suspicion must last a while if collections are pushed. What was reported once is not taken back."""
     pod = Pod("ml", "p", {"main": {}})
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)], allocatable=OFFER)
     node.collect()
@@ -318,8 +315,7 @@ def test_container_in_no_pods_cgroup_is_found_by_its_link() -> None:
     [(None, "assigned"), ({}, "unknown"), ({"nvidia.com/gpu.shared": [f"{CARD}::1"]}, "assigned")],
 )
 def test_sibling_of_a_holder_is_unknown_without_container_names(side: dict[str, list[str]] | None, owner: str) -> None:
-    """Without log directories a process has only a pod. If some of its containers hold the device, it may be one of the
-    others: `unknown`."""
+    """Without log directories a process has only a pod."""
     pod = shared("pair", 0)
     if side is not None:
         pod.ids["side"] = side
@@ -360,8 +356,7 @@ def test_what_an_old_kubelet_leaves_out_and_no_row_shows_is_unknown(odd: str) ->
 
 
 def test_recreated_pod_with_a_claim_is_known_by_its_newer_log_tree() -> None:
-    """A DRA pod that is re-created under its name is `assigned` at once, while its predecessor's tree still exists. A
-    process of the predecessor is not accused."""
+    """A DRA pod that is re-created under its name is `assigned` at once, while its predecessor's tree still exists."""
     claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "ml", "claim")]}
     old = Pod("ml", "db", claims=claims)
     node = TestNode([Gpu(0)], [old], [Process(10, CARD, old)])
@@ -414,8 +409,7 @@ def test_checkpoint_that_contradicts_a_log_directory_accuses_no_pod() -> None:
 
 @pytest.mark.parametrize("source", ["log tree", "Pods API"])
 def test_ended_pod_keeps_the_name_that_any_source_gave(source: str) -> None:
-    """gpumap starts after the end of a pod, so no List ever has its name. Then the source of its name is gone as well,
-    and a pod with the same container and device is listed before the kubelet writes the checkpoint."""
+    """gpumap starts after the end of a pod, so no List ever has its name."""
     old = Pod("ml", "job-1", {"main": {"nvidia.com/gpu": [str(CARD)]}}, listed=False, has_links=False)
     new = Pod("ml", "job-2", {"main": {"nvidia.com/gpu": [str(CARD)]}}, in_checkpoint=False, has_tree=False)
     node = TestNode([Gpu(0)], [old, Pod("ml", "other", {"main": {}})], [Process(10, CARD, old)])
@@ -526,8 +520,7 @@ def test_finding_of_another_process_begins_again(pid: int, start: int) -> None:
 
 
 def test_leftover_is_found_after_the_kubelet_had_time_to_end_it() -> None:
-    """`kubectl delete --force` removes the pod at once, and the kubelet then ends its process. The owner is `gone`,
-    and `gpumap waste`, the map and the page of a browser report a leftover only if that lasts for 10 s."""
+    """`kubectl delete --force` removes the pod at once, and the kubelet then ends its process."""
     pod, other = Pod("ml", "old", {"main": {"nvidia.com/gpu": [CARD]}}), Pod("ml", "other", {"main": {}})
     node = TestNode([Gpu(0)], [pod, other], [Process(10, CARD, pod)])
     node.collect()
@@ -572,8 +565,7 @@ def test_compute_instances_of_one_gpu_instance_show_its_memory_whole() -> None:
 
 
 def test_a_process_on_two_compute_instances_is_a_part_on_each() -> None:
-    """Each row is its own instance's (the kernel sums memory by the instance that it was opened on), and a sibling's
-    on the other; the container's series add up to the process."""
+    """Each row is its own instance's, and a sibling's on the other; the container's series add up."""
     first, second, alone = mig_uuid(0, 1, 0), mig_uuid(0, 1, 1), mig_uuid(0, 2, 0)
     both = Pod("ml", "both", {"main": {"nvidia.com/mig-1c.3g.40gb": [str(first), str(second)]}})
     node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 2), (2, 0, 1)])], [both])

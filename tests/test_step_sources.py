@@ -248,8 +248,7 @@ def test_gpu_that_was_at_fault_from_the_start_has_no_last_success() -> None:
 
 
 def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -> None:
-    """A reading may lack the MIG mode, and then has no instances. The devices keep their holders, and the values of the
-    whole GPU are not theirs."""
+    """A reading may lack the MIG mode, and then has no instances."""
     gpu, leaf = Gpu(0, mig=[(1, 0, 3)]), mig_uuid(0, 1, 0)
     pod = Pod("ml", "on-mig", {"main": {"nvidia.com/mig-3g.40gb": [str(leaf)]}})
     node = TestNode([gpu], [pod], [Process(10, leaf, pod)])
@@ -518,8 +517,7 @@ def holder_counts(snapshot: Snapshot) -> list[int | None]:
 
 
 def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
-    """A slot that gpumap cannot place may be on each device: none of them has 0 holders. One that names a device of
-    another node is on none of them."""
+    """A slot that gpumap cannot place may be on each device: none of them has 0 holders."""
     node, pod = one_pod()
     assert holder_counts(node.collect()) == [1, 0]
     odd = Pod("ml", "odd", {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-0"]}})
@@ -552,8 +550,7 @@ def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
 
 @pytest.mark.parametrize("by", ["claim", "id", "placement"])
 def test_slot_by_minor_may_be_on_a_gpu_without_a_known_minor(by: str) -> None:
-    """A driver may refuse the minor of a GPU. Until it answers, the GPU may be the one that a slot names by its minor:
-    the slot is `device_down`, and only a GPU with another minor has 0 holders. Nor has it 0 allocatable slots."""
+    """A driver may refuse the minor of a GPU."""
     gpus = [Gpu(0, mig=[(2, 0, 4)] if by == "placement" else None, has_minor=False), Gpu(1)]
     if by == "id":
         pod = Pod("ml", "p", {"main": {"nvidia.com/gpu": ["nvidia0"]}})

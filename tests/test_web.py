@@ -412,8 +412,7 @@ async def test_readiness_is_lost_without_new_snapshots(site: Site) -> None:
 
 
 async def test_a_stale_snapshot_is_not_served(site: Site) -> None:
-    """Past --stale-after the page is 200 with what gpumap says of itself, without any counter of GPUs or containers;
-    the map keeps its form, is empty, and says why."""
+    """Past --stale-after the page has only what gpumap says of itself; the map is empty, and says why."""
     site.pages.publish(replace(busy_node(2), at=Moment(0.0, 0.0)))
     site.seconds = STALE_AFTER_SECONDS
     current = (await site.get("/metrics"))[2]

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 from gpumap.model.terms import ContainerName
 from tests.cluster import layout
 from tests.cluster.device_plugin import ALLOCATION, Allocation, Allocations
-from tests.node import MIB
+from tests.machine import MIB
 from tests.truth import NEVER, Holding, Pod, Process, Span, Window
 
 SCAN_SECONDS = 0.02

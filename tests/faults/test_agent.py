@@ -20,7 +20,7 @@ from tests.faults.site import Inject, Site, Sites, Start
 from tests.faults.test_driver import ALL_AS_BEFORE, IDLE, UP, answers, hangs, hangs_at_start, lists
 from tests.faults.test_worker import signalled
 from tests.kubelet import Hang
-from tests.node import gpu_uuid
+from tests.machine import gpu_uuid
 from tests.standin import Code
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.matrix import Fault, counts, is_down, is_up, suffer
 from tests.faults.site import Inject, Site, Sites, Start, injects
-from tests.node import GIB, MIB, gpu_uuid
+from tests.machine import GIB, MIB, gpu_uuid
 from tests.standin import Code, Driver, MigInstance, Process, Sample
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

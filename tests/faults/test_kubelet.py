@@ -18,7 +18,7 @@ from tests.faults.connections import Answer, Connections
 from tests.faults.matrix import ACCUSES_AGAIN, SERVED, Fault, counts, is_down, is_up, suffer
 from tests.faults.site import Inject, Site, Sites, Start, injects
 from tests.kubelet import RATE_LIMITED, Behaviour, FakeKubelet, Hang, Pad, Raw, Slow
-from tests.node import WHOLE, gpu_uuid
+from tests.machine import WHOLE, gpu_uuid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 IMPATIENT = Start(deadline_seconds=2.0)

@@ -15,7 +15,7 @@ from gpumap.lab.demo import texts
 from tests.faults import files
 from tests.faults.matrix import ACCUSES_AGAIN, Fault, counts, is_down, is_up, suffer
 from tests.faults.site import Inject, Site, Sites
-from tests.node import gpu_uuid
+from tests.machine import gpu_uuid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PART = "/proc"

@@ -17,7 +17,7 @@ from tests import standin
 from tests.faults.matrix import Fault, suffer
 from tests.faults.site import Site, Sites, Start, injects
 from tests.faults.test_driver import ALL_AS_BEFORE, CARD, DOWN, NOT_MEASURED, OTHERS, UP, answers, down, errors, hangs
-from tests.node import gpu_uuid
+from tests.machine import gpu_uuid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PART = "NVML worker"
