@@ -21,7 +21,7 @@ from typing import NamedTuple
 from gpumap.model.findings import judged_kinds
 from gpumap.model.node import Node
 from gpumap.model.readings import Uuid
-from tests.nodes import RULES, Gpu, Pod, gpu_uuid, mig_uuid
+from tests.nodes import RULES, Gpu, Pod, gpu_uuid, holder, mig_uuid
 from tests.working import Job, SamplingDriver, WorkingNode
 
 CARD, SECOND_CARD = gpu_uuid(0), gpu_uuid(1)
@@ -33,11 +33,6 @@ RESTS = "idle", "maybe_idle"
 JUDGED_KINDS = frozenset({"fault", "squatter", "leftover", *RESTS, "unmatched"})
 """Those that these nodes can judge: no holder has a known grant, and no card reports its power."""
 SETTLED_SECONDS = 60.0
-
-
-def holder(name: str, *ids: str) -> Pod:
-    """Return a pod that holds devices, or slots of a shared one."""
-    return Pod("ml", name, {"main": {"nvidia.com/gpu.shared" if "::" in ids[0] else "nvidia.com/gpu": list(ids)}})
 
 
 class Plan:

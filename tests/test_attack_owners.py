@@ -257,9 +257,7 @@ def test_kept_answer_goes_on_to_show_what_it_has_shown() -> None:
     for _ in range(3):
         snapshot = node.collect(20.0)
         assert owners(snapshot, CARD)["gone"] == GIB
-        held = use(snapshot, new.full(), CARD)
-        assert held is not None
-        assert held.memory_bytes == 0, "the process is certainly not that of the holder"
+        assert new.use(snapshot, CARD).memory_bytes == 0, "the process is certainly not that of the holder"
     assert [kind for kind, _ in blamed(snapshot)] == ["leftover"]
 
 

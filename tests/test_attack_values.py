@@ -10,10 +10,9 @@ import pytest
 
 from gpumap.agent.published import published
 from gpumap.cli.table import Shape
-from gpumap.model.node import Use
 from gpumap.model.snapshot import Snapshot
 from tests import standin
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, use
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.promtool import assert_answers
 from tests.shown import waste_values
 from tests.standin import Code, Driver
@@ -70,12 +69,6 @@ async def test_a_list_that_is_refused_leaves_no_zero(sweep: Sweep, call: str, po
 
 def held(name: str = "batch") -> Pod:
     return Pod("ml", name, {"main": {"nvidia.com/gpu": [CARD]}})
-
-
-def of(snapshot: Snapshot, pod: Pod) -> Use:
-    found = use(snapshot, pod.full(), CARD)
-    assert found is not None
-    return found
 
 
 def kinds(snapshot: Snapshot, shape: Shape | None = None) -> dict[str, str]:

@@ -20,9 +20,7 @@ def replica(name: str, number: int, generation: int = 0) -> Pod:
 
 def sm(node: TestNode, pod: Pod, seconds: float = 0.25) -> float | None:
     """SM of a pod's container after another collection."""
-    found = use(node.collect(seconds), pod.full(), CARD)
-    assert found is not None
-    return found.sm_ratio
+    return pod.use(node.collect(seconds), CARD).sm_ratio
 
 
 def a_node() -> tuple[TestNode, Pod, Pod]:

@@ -96,9 +96,7 @@ def test_recreated_pod_of_the_same_name_is_distinguished_from_its_predecessor() 
     node.collect()
     snapshot = node.collect()
     assert (owners(snapshot, CARD)["assigned"], owners(snapshot, CARD)["gone"]) == (3 * GIB, GIB)
-    found = use(snapshot, new.full(), CARD)
-    assert found is not None
-    assert found.memory_bytes == 3 * GIB
+    assert new.use(snapshot, CARD).memory_bytes == 3 * GIB
     assert [pod.uid for pod in snapshot.node.pods] == [new.uid]
 
 
@@ -152,9 +150,7 @@ def test_unmatched_slots_leave_the_owner_unknown() -> None:
     snapshot = node.collect()
     assert owners(snapshot, CARD)["unknown"] == GIB
     assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("untrusted_id", 4)]
-    found = use(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert found.memory_bytes == GIB
+    assert pod.use(snapshot, CARD).memory_bytes == GIB
 
 
 def test_host_and_unreadable_and_departed_processes() -> None:
@@ -186,8 +182,7 @@ def test_holder_of_a_partitioned_gpu_is_assigned_on_all_its_leaves() -> None:
     node = TestNode([gpu], [pod], [Process(10, gpu.leaves[0], pod)])
     snapshot = node.collect()
     assert owners(snapshot, gpu.leaves[0])["assigned"] == GIB
-    held = row(snapshot, pod.full(), gpu.uuid)
-    assert held is not None
+    held = pod.row(snapshot, gpu.uuid)
     assert (held.allocated_gpus, held.use) == (1.0, None)
     assert [use(snapshot, pod.full(), leaf).memory_bytes for leaf in gpu.leaves] == [GIB, 0]  # type: ignore[union-attr]
     assert {leaf.uuid: leaf.holders for leaf in snapshot.node.devices} == dict.fromkeys([*gpu.leaves, gpu.uuid], 1)
@@ -199,9 +194,7 @@ def test_pid_that_was_given_to_another_process_gets_no_sm_time_of_the_old_one() 
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, sm=0.7, start=1)])
     node.collect()
     node.processes[0].start = 2
-    found = use(node.collect(), pod.full(), CARD)
-    assert found is not None
-    assert found.sm_ratio is None
+    assert pod.use(node.collect(), CARD).sm_ratio is None
 
 
 def test_time_of_a_process_that_just_left_counts_for_its_container() -> None:
@@ -211,9 +204,7 @@ def test_time_of_a_process_that_just_left_counts_for_its_container() -> None:
     node.collect()
     node.gpus[0].late_samples = (ProcessSample(11, 0.2, 0.1, 0.0, 0.0),)
     node.processes.pop()
-    found = use(node.collect(), pod.full(), CARD)
-    assert found is not None
-    assert found.sm_ratio == 0.5
+    assert pod.use(node.collect(), CARD).sm_ratio == 0.5
 
 
 def test_ratios_of_a_container_are_sums_over_its_processes() -> None:
@@ -221,13 +212,11 @@ def test_ratios_of_a_container_are_sums_over_its_processes() -> None:
     pod = shared("a", 0)
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod), Process(11, CARD, pod)])
     node.gpus[0].late_samples = (ProcessSample(10, 0.5, 0.25, 0.5, 0.125), ProcessSample(11, 0.25, 0.125, 0.25, 0.5))
-    found = use(node.collect(), pod.full(), CARD)
-    assert found is not None
+    found = pod.use(node.collect(), CARD)
     ratios = (found.sm_ratio, found.memory_controller_busy_ratio, found.encoder_ratio, found.decoder_ratio)
     assert ratios == (0.75, 0.375, 0.75, 0.625)
     node.gpus[0].late_samples = tuple(ProcessSample(pid, 0.75, 0.75, 0.75, 0.75) for pid in (10, 11))
-    found = use(node.collect(), pod.full(), CARD)
-    assert found is not None
+    found = pod.use(node.collect(), CARD)
     ratios = (found.sm_ratio, found.memory_controller_busy_ratio, found.encoder_ratio, found.decoder_ratio)
     assert ratios == (1.0, 1.0, 1.0, 1.0)
 
@@ -305,9 +294,7 @@ def test_container_in_no_pods_cgroup_is_found_by_its_link() -> None:
     node.processes = [Process(10, CARD, pod, cgroup=cgroup), Process(11, CARD, None, memory=2 * GIB, cgroup=stranger)]
     snapshot = node.collect()
     assert (owners(snapshot, CARD)["assigned"], owners(snapshot, CARD)["host"]) == (GIB, 2 * GIB)
-    found = use(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert found.memory_bytes == GIB
+    assert pod.use(snapshot, CARD).memory_bytes == GIB
 
 
 @pytest.mark.parametrize(
@@ -391,9 +378,7 @@ def test_name_that_the_list_lost_is_another_pod_when_it_is_back() -> None:
     assert use(node.collect(), new.full(), CARD) is None
     new.has_tree = new.has_links = True
     node.processes.append(Process(11, CARD, new, memory=3 * GIB))
-    found = use(node.collect(), new.full(), CARD)
-    assert found is not None
-    assert found.memory_bytes == 3 * GIB
+    assert new.use(node.collect(), CARD).memory_bytes == 3 * GIB
 
 
 def test_checkpoint_that_contradicts_a_log_directory_accuses_no_pod() -> None:

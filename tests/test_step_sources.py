@@ -105,8 +105,7 @@ def test_stale_list_is_not_served_but_measured_use_stays() -> None:
     node.down.add("kubelet")
     for _ in range(13):
         snapshot = node.collect()
-    found = row(snapshot, pod.full(), CARD)
-    assert found is not None
+    found = pod.row(snapshot, CARD)
     assert not found.holds
     assert found.use is not None
     assert found.use.memory_bytes == GIB
@@ -128,9 +127,7 @@ def test_new_pod_is_not_called_gone_while_identity_is_of_an_earlier_collection()
         assert owners(snapshot, gpu_uuid(1))["unknown"] == GIB
         assert set(owners(snapshot, gpu_uuid(1))) == {"assigned", "host", "unknown", "unaccounted"}
         assert use(snapshot, new.full(), gpu_uuid(1)) is None, "it is not idle either"
-    found = use(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert found.memory_bytes == GIB
+    assert pod.use(snapshot, CARD).memory_bytes == GIB
 
 
 def test_snapshot_has_the_time_when_its_memory_gets_too_old() -> None:
@@ -158,9 +155,7 @@ def test_restarted_kubelet_that_lists_nothing_yet_keeps_existing_pods() -> None:
     pod.listed = False
     node.pods.remove(ended)
     snapshot = node.collect()
-    found = row(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert found.holds
+    assert pod.row(snapshot, CARD).holds
     assert owners(snapshot, CARD)["assigned"] == GIB
     assert row(snapshot, ended.full(), gpu_uuid(1)) is None, "its directory is gone: it is too"
     for _ in range(12):
@@ -178,9 +173,7 @@ def test_kubelet_that_was_away_begins_the_grace(reason: str, then: str) -> None:
         node.down = {"kubelet"}
         node.collect()
     node.down, pod.listed = set(), False
-    found = row(node.collect(), pod.full(), CARD)
-    assert found is not None
-    assert found.holds
+    assert pod.row(node.collect(), CARD).holds
 
 
 def test_slow_kubelet_was_not_away() -> None:
@@ -202,8 +195,7 @@ def test_nvml_down_keeps_allocation_by_the_uuid_that_the_id_carries() -> None:
     node.pods.append(odd)
     node.down.add("nvml")
     snapshot = node.collect()
-    found = row(snapshot, pod.full(), CARD)
-    assert found is not None
+    found = pod.row(snapshot, CARD)
     assert (found.allocated_gpus, found.allocated_memory_bytes, found.use) == (1.0, None, None)
     assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("unparsed", 1)]
     assert all(leaf.gpu_uuid is None and leaf.memory is None for leaf in snapshot.node.devices)
@@ -264,8 +256,7 @@ def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -
     assert [(one.uuid, one.holders) for one in during.node.devices] == [
         (one.uuid, one.holders) for one in before.node.devices
     ]
-    found = row(during, pod.full(), leaf)
-    assert found is not None
+    found = pod.row(during, leaf)
     assert (found.allocated_gpus, found.use, owners(during, leaf)) == (3 / 7, None, {})
 
 
@@ -303,9 +294,7 @@ def test_peak_is_the_most_since_first_seen_and_restarts_with_a_new_pod() -> None
         peaks.append(found and found.memory_peak_bytes)
     assert peaks == [GIB, 5 * GIB, 5 * GIB]
     pod.generation = 1
-    found = use(node.collect(), pod.full(), CARD)
-    assert found is not None
-    assert found.memory_peak_bytes == 2 * GIB
+    assert pod.use(node.collect(), CARD).memory_peak_bytes == 2 * GIB
 
 
 def test_peak_of_a_predecessor_is_not_served_while_the_uid_is_not_known() -> None:
@@ -315,8 +304,7 @@ def test_peak_of_a_predecessor_is_not_served_while_the_uid_is_not_known() -> Non
     pod.listed, pod.in_checkpoint = False, False
     node.processes.clear()
     node.pods.append(replace(pod, generation=1, listed=True, has_tree=False))
-    holder = row(node.collect(), pod.full(), CARD)
-    assert holder is not None
+    holder = pod.row(node.collect(), CARD)
     assert holder.use is not None
     assert (holder.use.memory_bytes, holder.use.memory_peak_bytes) == (0, None)
     assert holder.watch is not None
@@ -354,8 +342,7 @@ def test_last_active_is_first_seen_until_it_computes() -> None:
     node, pod = one_pod()
 
     def last_active() -> float | None:
-        holder = row(node.collect(), pod.full(), CARD)
-        assert holder is not None
+        holder = pod.row(node.collect(), CARD)
         return holder.watch.last_active if holder.watch else None
 
     assert last_active() == last_active() == node.now.wall - 5
@@ -406,9 +393,7 @@ def test_ended_pod_listed_beside_its_successor_changes_nothing() -> None:
     node.collect()
     snapshot = node.collect()
     assert owners(snapshot, CARD)["assigned"] == GIB
-    found = use(snapshot, live.full(), CARD)
-    assert found is not None
-    assert found.memory_bytes == GIB
+    assert live.use(snapshot, CARD).memory_bytes == GIB
 
 
 def test_grace_outlasts_a_collection_without_evidence() -> None:
@@ -424,9 +409,7 @@ def test_grace_outlasts_a_collection_without_evidence() -> None:
     node.collect()
     node.down = set()
     snapshot = node.collect()
-    found = row(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert found.holds
+    assert pod.row(snapshot, CARD).holds
     assert owners(snapshot, CARD)["gone"] == 0
 
 
