@@ -11,8 +11,8 @@ from gpumap.cli.commands.doctor import doctor_checks
 from gpumap.model.observations import ClaimDevice, PluginAnswer, PreparedDevice
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
+from tests.generated import answer
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, Renumbered, TestNode, gpu_uuid, mig_uuid
-from tests.sharing import answer
 
 A, B = gpu_uuid(0), gpu_uuid(1)
 MIB = 1 << 20

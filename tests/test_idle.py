@@ -15,9 +15,8 @@ from gpumap.model.findings import judged_kinds
 from gpumap.model.readings import ProcessSample, Uuid
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
-from tests.lives import CARD, CASES, SLICE, Case
+from tests.lives import CARD, CASES, INTERVAL_SECONDS, SLICE, Case, Job, SamplingDriver, WorkingNode
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, holder
-from tests.working import INTERVAL_SECONDS, Job, SamplingDriver, WorkingNode
 
 SPAN = 1200.0
 SETTLED_SECONDS = RULES.idle_after_seconds + 90.0

@@ -36,10 +36,9 @@ from gpumap.model.snapshot import Snapshot
 from tests.command import run_command
 from tests.demo_process import demo
 from tests.examples import examples
-from tests.generated import runs
+from tests.generated import answer, runs
 from tests.golden import CAPTURES
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
-from tests.sharing import answer
 from tests.shown import changed, values, with_devices
 
 MIB = 1 << 20

@@ -22,12 +22,12 @@ from gpumap.model.observations import DeviceId
 from gpumap.model.plugins import recognise
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import ContainerName, Owner
-from tests import laws, truth
+from tests import laws
 from tests.examples import examples
 from tests.exposed import Page
 from tests.generated import nodes, runs
+from tests.laws import NEVER, SOME_TIME, Span, Window
 from tests.nodes import RULES, Gpu, Pod, TestNode
-from tests.truth import NEVER, SOME_TIME, Span, Window
 
 RESERVING = "kai-resource-reservation"
 FAMILIES = (
@@ -59,11 +59,11 @@ def check(node: TestNode, snapshot: Snapshot) -> None:
 
 def truth_of(node: TestNode) -> Window:
     """The truth of a collection. What is not fully known is marked so, and then the laws demand less."""
-    pods = {id(pod): truth.Pod(pod.namespace, pod.name, pod.uid) for pod in node.pods}
+    pods = {id(pod): laws.Pod(pod.namespace, pod.name, pod.uid) for pod in node.pods}
     for pod in node.pods:
         pods[id(pod)].ended = NEVER if pod.listed else SOME_TIME
     processes = [
-        truth.Process(
+        laws.Process(
             one.pid,
             pods[id(one.pod)] if one.pod else None,
             one.pod.full(one.container) if one.pod else None,
@@ -76,7 +76,7 @@ def truth_of(node: TestNode) -> Window:
     in_last_list = {pod.pod_name for pod in kubelet.value.pods} if kubelet else set()
     needs = frozenset({"nvml", "proc", "checkpoint", "every GPU"})
     holdings = [
-        truth.Holding(
+        laws.Holding(
             pods[id(pod)],
             pod.full(container),
             leaf,
