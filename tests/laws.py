@@ -10,8 +10,8 @@
 | `disagreement` | page and map of one snapshot | where they differ |
 | `Counters` | the pages of one agent | counters that fell (L9) |
 
-Each finding is a text that begins with the law. Each way to run gpumap (a generated node, the soak, the live cluster) has
-its own truth, and gives a `Window` of it.
+Each finding is a text that begins with the law. Each way to run gpumap (a generated
+node, the soak, the live cluster) has its own truth, and gives a `Window` of it.
 """
 
 from __future__ import annotations
