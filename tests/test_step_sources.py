@@ -11,7 +11,6 @@ from gpumap.agent.metrics import native
 from gpumap.model.observations import ClaimDevice, NvmlReading, Observed
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Source
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 
 CARD = gpu_uuid(0)
@@ -21,33 +20,6 @@ def one_pod() -> tuple[TestNode, Pod]:
     pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})
     offered = {"nvidia.com/gpu": [str(CARD), str(gpu_uuid(1))]}
     return TestNode([Gpu(0), Gpu(1)], [pod], [Process(10, CARD, pod)], offered), pod
-
-
-def test_record_of_the_sources() -> None:
-    """Each attempt and failure is counted with its reason. A source that failed keeps the time of its last success."""
-    node, _ = one_pod()
-    first, node.down = node.collect(), {"kubelet"}
-    failed, node.down = node.collect(), set()
-    again = node.collect()
-    node.down, node.kubelet_reason = {"kubelet"}, "odd"
-    assert [one.errors["odd"] for one in node.collect().node.sources if "odd" in one.errors] == [1]
-    found = [next(one for one in each.node.sources if one.source == Source.KUBELET) for each in (first, failed, again)]
-    assert [(one.up, one.attempts, one.failures, one.errors["socket_missing"]) for one in found] == [
-        (True, 1, 0, 0),
-        (False, 2, 1, 1),
-        (True, 3, 1, 1),
-    ]
-    assert [(one.reason, one.detail) for one in found] == [
-        ("", ""),
-        ("socket_missing", "socket_missing of the test"),
-        ("", ""),
-    ]
-    assert [each.answered[Source.KUBELET] for each in (first, failed, again)] == [1005.0, 1005.0, 1015.0]
-    assert [(round(one.seconds, 6), one.last_seconds) for one in found] == [
-        (0.001, 0.001),
-        (0.002, 0.001),
-        (0.003, 0.001),
-    ]
 
 
 def test_collections_are_counted_by_what_started_them() -> None:
