@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.figures import table_of
 from gpumap.agent.collect import BURST_INTERVAL_SECONDS
-from tests.lives import CASES, RESTS, WORK_SECONDS, Case, Result, Shares
-from tests.working import INTERVAL_SECONDS
+from tests.lives import CASES, INTERVAL_SECONDS, RESTS, WORK_SECONDS, Case, Result, Shares
 
 LITTLE = f"work of less than {WORK_SECONDS} s"
 HEAD = (

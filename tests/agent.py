@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import ssl
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -23,11 +24,21 @@ import aiohttp
 from tests import standin
 from tests.demo_process import PATIENT_GPUMAP, environment
 from tests.exposed import Page
-from tests.node import Node
+from tests.machine import Node
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.03
+RESTARTS_SOON = """
+import functools, sys
+from gpumap.__main__ import main
+from gpumap.agent import collect, service
+collect.DEADLINE_SECONDS_MIN = collect.DEADLINE_SECONDS_MAX
+service.serve = functools.partial(service.serve, restart_after_seconds=0.5)
+sys.exit(main())
+"""
+IMPATIENT_GPUMAP = (sys.executable, "-P", "-c", RESTARTS_SOON)
+"""What must last 30 s before only a new container helps is half a second."""
 
 
 async def until(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool], what: str) -> T:
@@ -64,6 +75,7 @@ class Agent:
         self._log = log
         self._wrapped = wrapped
         self._client = client
+        self._expected_code = 0
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=PATIENCE_SECONDS),
             connector=aiohttp.TCPConnector(ssl=client.tls or True),
@@ -89,7 +101,7 @@ class Agent:
             code = await self.stop()
         finally:
             await self._kill()
-        assert code == 0, f"it ended with {code}\n{self.log}"
+        assert code == self._expected_code, f"it ended with {code}\n{self.log}"
         assert "Traceback" not in self.log, self.log
 
     @property
@@ -111,6 +123,11 @@ class Agent:
             os.kill(self.pid, number)
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self.process.wait()
+
+    async def ended_itself(self) -> tuple[int, str]:
+        """Its exit code and its log, once it has ended by itself. That is no failure then."""
+        self._expected_code = await asyncio.wait_for(self.process.wait(), PATIENCE_SECONDS)
+        return self._expected_code, self.log
 
     async def _kill(self) -> None:
         await self._session.close()

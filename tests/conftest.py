@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from tests import golden, standin
 from tests.demo_process import demo, fetch
 from tests.examples import FULL
-from tests.node import Node, short_directory
+from tests.machine import Node, short_directory
 from tests.processes import PlainProcesses
 from tests.prometheus import eventually
 from tests.worker import Start, starting

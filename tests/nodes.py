@@ -153,6 +153,18 @@ class Pod:
     def full(self, container: str = "main") -> ContainerName:
         return ContainerName(self.namespace, self.name, container)
 
+    def row(self, snapshot: Snapshot, leaf: Uuid, container: str = "main") -> ContainerOnDevice:
+        """Its row on a device, which must exist."""
+        found = row(snapshot, self.full(container), leaf)
+        assert found is not None, f"{self.name} has no row on {leaf}"
+        return found
+
+    def use(self, snapshot: Snapshot, leaf: Uuid, container: str = "main") -> Use:
+        """What was measured of it on a device, which must be known."""
+        found = self.row(snapshot, leaf, container).use
+        assert found is not None, f"the use of {self.name} on {leaf} is unknown"
+        return found
+
     def as_listed(self, left_out: Collection[str] = ()) -> ListedPod:
         ids = {
             name: {resource: found for resource, found in of_container.items() if resource not in left_out}
@@ -163,6 +175,12 @@ class Pod:
             for name in sorted({*self.ids, *self.claims})
         )
         return ListedPod(self.namespace, self.name, containers)
+
+
+def holder(name: str, *ids: str, resource: str = "", namespace: str = "ml") -> Pod:
+    """A pod with a container `main` that holds devices, or slots of a shared one."""
+    default = "nvidia.com/gpu.shared" if any("::" in id_ for id_ in ids) else "nvidia.com/gpu"
+    return Pod(namespace, name, {"main": {resource or default: list(map(str, ids))}})
 
 
 def resources(ids: dict[str, list[str]]) -> Iterable[ResourceDevices]:
@@ -280,6 +298,8 @@ class TestNode:
     pci: list[PciFunction] | None = None
     """Its GPUs on PCI; `None`: not read."""
     given: dict[Hashable, Hashable] = field(default_factory=dict, repr=False)
+    reading: NvmlReading | None = None
+    """What a real worker answered, instead of what `gpus` and `processes` say of NVML."""
 
     def collect(self, seconds: float = 5.0) -> Snapshot:
         """Let time pass and collect once."""
@@ -426,6 +446,8 @@ class TestNode:
         )
 
     def _nvml(self) -> NvmlReading:
+        if self.reading is not None:
+            return self.reading
         gpus = (structs.replace(self._gpu(gpu), **gpu.values) for gpu in self.gpus)
         xids, self.xids = self.xids, ()
         return NvmlReading("550.54", "12.4", "12.550", tuple(gpus), xids)

@@ -316,8 +316,7 @@ def test_a_successor_goes_on_from_the_sum() -> None:
 
 
 def test_a_gpu_that_was_taken_away_goes_on_when_it_is_back() -> None:
-    """A GPU that left NVML is not reported. When it is back, its energy of between is unattributed, its absence no
-    gap."""
+    """A GPU that left NVML is not reported."""
     node = one_gpu()
     gpu = node.gpus[0]
     node.collect()

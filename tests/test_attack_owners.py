@@ -84,8 +84,7 @@ def holders(snapshot: Snapshot, leaf: Uuid = CARD) -> int | None:
 
 @pytest.mark.parametrize("from_the_start", [True, False])
 def test_a_second_log_directory_of_a_uid_makes_no_pod_gone(from_the_start: bool) -> None:
-    """A directory may name another pod with the UID of a live one. Its name is unknown then, unless it was known
-    before."""
+    """A directory may name another pod with the UID of a live one."""
     whole, squatter = holder("whole", OTHER), Pod("ml", "squatter", {"main": {}})
     node = IdentityNode([Gpu(0), Gpu(1)], [whole, squatter], [Process(10, CARD, squatter, memory=5 * GIB)])
     true = tuple(LogTree(pod.uid, "ml", pod.name, ("main",)) for pod in (whole, squatter))
@@ -109,9 +108,7 @@ def test_a_second_log_directory_of_a_uid_makes_no_pod_gone(from_the_start: bool)
 def test_user_of_a_claim_that_the_kubelet_does_not_list_is_no_squatter(
     files: bool, allocatable: dict[str, list[str]] | None
 ) -> None:
-    """Kubernetes 1.32 and 1.33 run DRA (beta), and their kubelets leave claims out of the List: the gate
-    KubeletPodResourcesDynamicResources is off until 1.34. The container is listed, without anything. What the kubelet
-    offers of other devices does not change this."""
+    """Kubelets 1.32 and 1.33 leave claims out of the List (gate KubeletPodResourcesDynamicResources)."""
     pod, other = Pod("ml", "trainer", {"main": {}}), Pod("kube-system", "proxy", {"main": {}})
     processes = [Process(10, CARD, pod, memory=40 * GIB)]
     node = IdentityNode([Gpu(0), Gpu(1)], [pod, other], processes, allocatable=allocatable)
@@ -127,8 +124,7 @@ def test_user_of_a_claim_that_the_kubelet_does_not_list_is_no_squatter(
 
 
 def test_claim_that_may_be_for_administrators_is_named() -> None:
-    """A monitor's claim with admin access takes no device from a pod. Only the driver's notes show whether a claim is
-    one, and the chart does not mount them (`privileges.dra` is off)."""
+    """A monitor's claim with admin access takes no device from a pod."""
     claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "mon", "all-gpus")]}
     monitor, other = Pod("mon", "dcgm-exporter", claims=claims), Pod("kube-system", "proxy", {"main": {}})
     node = IdentityNode([Gpu(0)], [monitor, other], allocatable=None)
@@ -144,8 +140,7 @@ def test_claim_that_may_be_for_administrators_is_named() -> None:
 
 
 def test_only_directory_that_is_left_names_no_other_container() -> None:
-    """A cleaner removed the logs of a pod that runs; then its sidecar restarted, for which the kubelet made a directory
-    and a link again. The directory of the other container is missing: that is no evidence for the sidecar."""
+    """After a cleaner removed a pod's logs, the directory of a restarted sidecar names only the sidecar."""
     pod = holder("server", CARD, side={})
     node = IdentityNode(
         [Gpu(0)], [pod, Pod("kube-system", "proxy", {"main": {}})], [Process(10, CARD, pod, memory=40 * GIB)]
@@ -163,8 +158,7 @@ def test_only_directory_that_is_left_names_no_other_container() -> None:
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["gpumap goes on", "gpumap restarted"])
 def test_directory_of_a_predecessor_makes_no_holder_idle(restarted: bool) -> None:
-    """Only the directory of an earlier pod of the name is left (a cleaner; a log disk mounted over the one that gpumap
-    has), and no row: a pod with a claim, or no checkpoint. Its own process has a UID that no source names."""
+    """The only directory is an earlier pod's of the name, and no row names the UID of the holder's process."""
     claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "ml", "c")]}
     old, other = Pod("ml", "web-0", claims=claims, listed=False), Pod("kube-system", "proxy", {"main": {}})
     node = IdentityNode([Gpu(0)], [replace(old, listed=True), other])
@@ -183,9 +177,7 @@ def test_directory_of_a_predecessor_makes_no_holder_idle(restarted: bool) -> Non
 
 @pytest.mark.parametrize("dra", [False, True], ids=["a GPU, then none", "claims of two GPUs"])
 def test_successor_without_a_directory_yet_does_not_pay_for_its_predecessor(dra: bool) -> None:
-    """A notebook with a GPU was deleted with --force, and made again without one, or with a claim of another one. The
-    old one has 30 s to end; the new one waits for its volume: it is listed, and has no directory yet. Nothing is
-    missing, all files of the chart's default are read."""
+    """A notebook with a GPU was deleted with --force, and made again without one, or with a claim of another one."""
     old, other = holder("notebook-0", CARD), Pod("kube-system", "proxy", {"main": {}})
     new_claims: dict[str, list[ClaimDevice]] = {}
     if dra:
@@ -212,8 +204,7 @@ def test_successor_without_a_directory_yet_does_not_pay_for_its_predecessor(dra:
 
 @pytest.mark.parametrize("name", ["new", "old"], ids=["new name", "same name"])
 def test_pod_that_the_pods_api_does_not_report_yet_is_not_gone(name: str) -> None:
-    """A kubelet drops an event; gpumap lists again after 60 s. The List of this collection has the pod, the Pods API's
-    answer, which is older, does not: so it is not "every pod". No files are mounted."""
+    """A kubelet drops an event; gpumap lists again after 60 s."""
     claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "ml", "c")]}
     old, new = Pod("ml", "old", {"main": {}}), Pod("ml", name, claims=claims, generation=1)
     node = IdentityNode([Gpu(0)], [old], checkpoint_readable=False, logs_readable=False)
@@ -266,9 +257,7 @@ def test_kept_answer_goes_on_to_show_what_it_has_shown() -> None:
     for _ in range(3):
         snapshot = node.collect(20.0)
         assert owners(snapshot, CARD)["gone"] == GIB
-        held = use(snapshot, new.full(), CARD)
-        assert held is not None
-        assert held.memory_bytes == 0, "the process is certainly not that of the holder"
+        assert new.use(snapshot, CARD).memory_bytes == 0, "the process is certainly not that of the holder"
     assert [kind for kind, _ in blamed(snapshot)] == ["leftover"]
 
 
@@ -323,8 +312,7 @@ def test_live_pod_is_not_gone_after_a_list_that_failed(*, logs: bool) -> None:
 
 @pytest.mark.parametrize("files", ["none", "emptied"])
 def test_empty_list_after_a_restart_is_no_zero_of_holders(files: str) -> None:
-    """Only the pod-resources directory is mounted (the first step of privilege), or the files are there and empty; the
-    kubelet has restarted and does not reach the API server. Its List has no pod at all: the holders are unknown."""
+    """After a restart the kubelet lists no pod, and no file has one: the holders are unknown."""
     pod = holder("server", CARD)
     node = IdentityNode([Gpu(0)], [pod])
     node.checkpoint_readable = node.logs_readable = files == "emptied"
@@ -336,8 +324,7 @@ def test_empty_list_after_a_restart_is_no_zero_of_holders(files: str) -> None:
 
 
 def test_static_pod_with_a_uid_of_its_own_makes_no_list_complete() -> None:
-    """A manifest that was saved with `kubectl get -o yaml` has `metadata.uid`; the kubelet takes it as it is. After a
-    restart without the API server it is all that is listed."""
+    """A manifest that was saved with `kubectl get -o yaml` has `metadata.uid`; the kubelet takes it as it is."""
     static, pod = Pod("kube-system", "proxy-node-a", {"main": {}}), holder("server", CARD)
     node = IdentityNode([Gpu(0)], [static, pod], [Process(10, CARD, pod, memory=40 * GIB)])
     node.collect()
@@ -355,8 +342,7 @@ def test_static_pod_with_a_uid_of_its_own_makes_no_list_complete() -> None:
 
 @pytest.mark.xfail(strict=True, reason="gpumap does not keep across its restarts which GPU an index was")
 def test_index_of_an_answer_from_before_gpumap_accuses_nobody() -> None:
-    """A card was unbound and NVML counts again; then gpumap restarts (a new version of its DaemonSet). What index 1
-    meant when the plugin answered is unknown."""
+    """A card was unbound and NVML counts again; then gpumap restarts (a new version of its DaemonSet)."""
     resource = "aliyun.com/gpu-mem"
     pod = Pod("ml", "server", {"main": {resource: [f"{CARD}-_-1"]}})
     pod.answers = {("main", resource): PluginAnswer(envs=(("NVIDIA_VISIBLE_DEVICES", "1"),))}
@@ -380,8 +366,7 @@ def test_index_of_an_answer_from_before_gpumap_accuses_nobody() -> None:
 
 
 def test_card_of_an_init_container_has_not_0_holders() -> None:
-    """Only the init container requests the card (a compiler of kernels, a warm-up). The kubelet keeps it for the pod;
-    the checkpoint has the row, and the container computes."""
+    """Only the init container requests the card (a compiler of kernels, a warm-up)."""
     pod = Pod("ml", "job", {"main": {}}, init={"warm": {WHOLE: [str(CARD)]}})
     node = IdentityNode([Gpu(0)], [pod], [Process(10, CARD, pod, "warm", memory=40 * GIB)])
     node.collect()
@@ -391,8 +376,7 @@ def test_card_of_an_init_container_has_not_0_holders() -> None:
 
 
 def test_leftover_of_a_job_that_ended_is_no_squatter() -> None:
-    """Kubelets before 1.34 list a Succeeded pod as long as the API server has it, without its devices; its row stays in
-    the checkpoint. What its container left was assigned to it."""
+    """Kubelets before 1.34 list a Succeeded pod without its devices; its row stays in the checkpoint."""
     job, other = Pod("ml", "job", {"main": {}}), Pod("kube-system", "proxy", {"main": {}})
     node = IdentityNode([Gpu(0)], [job, other], [Process(10, CARD, job, memory=40 * GIB)])
     node.rows = (CheckpointEntry(job.uid, "main", WHOLE, frozenset({DeviceId(str(CARD))})),)
@@ -401,8 +385,7 @@ def test_leftover_of_a_job_that_ended_is_no_squatter() -> None:
 
 
 def test_pod_that_only_the_grace_keeps_has_no_zero() -> None:
-    """A job ended while the kubelet restarted. No List has it since; its directory is there for a while. No page
-    says that it holds the card (docs/dev/evidence.md: the zero needs a List that assigns the leaf)."""
+    """A job ended while the kubelet restarted. No List has it since; its directory is there for a while."""
     job, other = holder("job", CARD), Pod("kube-system", "proxy", {"main": {}})
     node = IdentityNode([Gpu(0)], [job, other], [Process(10, CARD, job, memory=40 * GIB)])
     node.collect()
@@ -413,8 +396,7 @@ def test_pod_that_only_the_grace_keeps_has_no_zero() -> None:
 
 @pytest.mark.parametrize("away_seconds", [0.0, 600.0])
 def test_pod_that_only_the_grace_keeps_is_not_accused(away_seconds: float) -> None:
-    """A pod without a GPU used one, and was deleted while the kubelet was down. Its process still runs. The List of
-    this collection does not have the pod, which the owner `unassigned` needs (docs/dev/evidence.md)."""
+    """A pod without a GPU used one, and was deleted while the kubelet was down. Its process still runs."""
     squatter, other = Pod("ml", "notebook", {"main": {}}), holder("server", OTHER)
     node = IdentityNode([Gpu(0), Gpu(1)], [squatter, other], [Process(10, CARD, squatter, memory=GIB)])
     node.collect()

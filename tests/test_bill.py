@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -20,7 +19,6 @@ from gpumap.cli.bill.promql import (
     HELD,
     MEMORY,
     NOT_MEASURED,
-    POD_KEYS,
     PRESENT,
     SM_KNOWN,
     USED,
@@ -32,7 +30,6 @@ from gpumap.cli.bill.promql import (
     Scope,
     growth,
     sum_of_steps,
-    uncharged,
 )
 from gpumap.cli.bill.query import gaps_between, target_matchers
 from gpumap.cli.bill.table import bill_csv, bill_table, bill_values
@@ -42,7 +39,6 @@ from gpumap.model.errors import UsageError
 from gpumap.model.workloads import workload
 from tests.command import one_line, run_command, run_command_in_loop
 from tests.played_prometheus import Rows, answering, api, refusal, serving
-from tests.promtool import accepted
 
 NOW = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC).timestamp()
 TRAINER: Key = ("ml", "trainer", "main", "GPU-1")
@@ -109,91 +105,7 @@ def test_a_window_has_whole_steps() -> None:
         window_of("1d", "now", "601s", NOW)
 
 
-# --- what a server adds up ------------------------------------------------------------------------------------------
-
-
-class Case(NamedTuple):
-    """Samples each 15 seconds, in promtool's notation: of a container's GPU-seconds, and of its gpumap's GPU."""
-
-    held: Mapping[str, str]
-    gpus: Mapping[str, str]
-    grown: float
-    left_out: float | None = None
-
-
-OLD, NEW = 'job="gpumap",instance="a"', 'job="gpumap",instance="b"'
-OTHER_SCRAPER = 'job="other",instance="a"'
-ALWAYS = {OLD: "0x80"}
-CASES = {
-    "goes on": Case({OLD: "1000+15x80"}, ALWAYS, 300),
-    "is born": Case({OLD: "_x24 7+15x60"}, ALWAYS, 7 + 16 * 15),
-    "is born and ends": Case({OLD: "_x24 0+15x4 60x20 _x40"}, ALWAYS, 60),
-    "is born beside a new address": Case({NEW: "_x28 7+15x60"}, {OLD: "0x20", NEW: "_x24 0x60"}, 7 + 12 * 15),
-    "ended before": Case({OLD: "0+15x10 150x20"}, ALWAYS, 0),
-    "a quarter of a GPU, first seen after a day": Case(
-        {OLD: "_x30 21600+3.75x60"}, {OLD: "_x30 0x60"}, 8 * 3.75, 21600 + 2 * 3.75
-    ),
-    "a seventh of a GPU, first seen after 36 minutes": Case(
-        {OLD: "_x30 308.8+2.125x60"}, {OLD: "_x30 0x60"}, 8 * 2.125, 308.8 + 2 * 2.125
-    ),
-    "first seen at another address": Case({OLD: "_x30 9000+15x60"}, {NEW: "0x80", OLD: "_x30 0x60"}, 120, 9030),
-    "restarts between two steps": Case({OLD: "1000+15x24 3+15x60"}, ALWAYS, 4 * 15 + 3 + 15 * 15),
-    "restarts in a step": Case({OLD: "1000+15x26 3+15x60"}, ALWAYS, 4 * 15 + 3 + 13 * 15),
-    "restarts at a new address": Case(
-        {OLD: "1000+15x23 _x60", NEW: "_x25 3+15x60"}, {OLD: "0x23", NEW: "_x25 0x60"}, 3 * 15 + 3 + 15 * 15
-    ),
-    "goes on at a new address": Case({OLD: "1000+15x24 _x60", NEW: "_x30 1450+15x60"}, ALWAYS, 300),
-    "is not seen for a while": Case({OLD: "1000+15x24 _x12 1555+15x60"}, ALWAYS, 300),
-    "is not seen around the beginning": Case({OLD: "1000+15x15 _x12 1420+15x60"}, ALWAYS, 1600 - 1225),
-    "restarts while it is not seen": Case({OLD: "1000+15x24 _x8 45+15x60"}, ALWAYS, 4 * 15 + 45 + 7 * 15),
-    "two scrapers": Case({OLD: "1000+15x80", OTHER_SCRAPER: "1000+15x80"}, ALWAYS, 300),
-    "two scrapers, one of which begins late": Case(
-        {OLD: "1000+15x80", OTHER_SCRAPER: "_x25 1375+15x60"}, {OLD: "0x80", OTHER_SCRAPER: "_x25 0x60"}, 300
-    ),
-    "two scrapers, one of which ends": Case({OLD: "1000+15x80", OTHER_SCRAPER: "1007+15x25 _x60"}, ALWAYS, 293),
-    "an agent beside its successor": Case(
-        {OLD: "1000+15x31 _x60", NEW: "_x21 0+15x60"}, {OLD: "0x80", NEW: "_x21 0x60"}, 11 * 15 + 8 * 15
-    ),
-    "a successor passes what its predecessor had counted": Case(
-        {OLD: "370+15x2 _x80", NEW: "_x4 0+15x80"}, {OLD: "0x2", NEW: "_x4 0x80"}, 300 - 40
-    ),
-    "has the name of another cluster's": Case(
-        {f'{OLD},cluster="b"': "_x30 9000+15x60"},
-        {f'{OLD},cluster="a"': "0x80", f'{OLD},cluster="b"': "_x30 0x60"},
-        120,
-        9030,
-    ),
-}
-"""The window is the fifth to the tenth minute: after sample 20 (the first is 0), to 40. `a+bxn` is n + 1 samples."""
-
-
-def evaluation(case: Case) -> dict[str, object]:
-    """A test of promtool's."""
-    scope = Scope('cluster!="z",namespace="ml"', 60, target_match='cluster!="z"')
-    keys = ",".join(f'{name}="{value}"' for name, value in zip(POD_KEYS, TRAINER, strict=True))
-
-    def expected(expression: str, value: float | None) -> dict[str, object]:
-        samples = [] if value is None else [{"labels": f"{{{keys}}}", "value": value}]
-        return {"expr": sum_of_steps(expression, 300, 60), "eval_time": "10m", "exp_samples": samples}
-
-    series = [(f"{HELD.name}{{{keys},{target}}}", values) for target, values in case.held.items()]
-    series += [(f'{NOT_MEASURED.name}{{uuid="GPU-1",{target}}}', values) for target, values in case.gpus.items()]
-    return {
-        "interval": "15s",
-        "input_series": [{"series": name, "values": values} for name, values in series],
-        "promql_expr_test": [
-            expected(growth(HELD, scope), case.grown),
-            expected(uncharged(HELD, scope), case.left_out),
-        ],
-    }
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_how_far_a_counter_went(tmp_path: Path, name: str) -> None:
-    """Births, ends, restarts and moves, times without a scrape, two scrapers: each increase counts once."""
-    file = tmp_path / "test.json"
-    file.write_text(json.dumps({"tests": [evaluation(CASES[name])]}))  # JSON is YAML
-    accepted("test", "rules", file)
+# --- bills ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_bill_of_jobs() -> None:

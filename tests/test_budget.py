@@ -126,8 +126,7 @@ def test_the_number_of_series_is_within_the_budget(kind: str) -> None:
 
 
 def test_all_that_there_is_was_counted() -> None:
-    """Each container on a leaf, each leaf and each GPU of the node has series, with or without a name, and nothing
-    else does."""
+    """Each container on a leaf, each leaf and each GPU has series, with or without a name; nothing else has."""
     snapshot = whole_node()
     counts = count_series(snapshot)
     assert len(counts["container"]) == len(snapshot.containers)

@@ -233,8 +233,7 @@ def without(name: str, on: Gpu) -> Gpu:
     ids=str,
 )
 def test_a_fatal_xid_ends_with_a_reset(life: tuple[dict[str, Any] | str, ...], ends: bool) -> None:
-    """Evidence of a reset or of a reload of the driver ends it. That a GPU answers again is none, and an error that
-    comes with the evidence may be after it."""
+    """Evidence of a reset or of a reload of the driver ends it."""
     node = TestNode([Card(0, values={"energy_joules": 900.0}), Card(1)])
     node.collect()
     node.xids = (XidError(gpu_uuid(0), 79, None, None, 1.0),)

@@ -28,7 +28,7 @@ from tests import standin
 from tests.agent import PATIENCE_SECONDS, gone, run_agent, serve
 from tests.command import gpumap, gpumap_in_loop, one_line, run_command, run_command_in_loop
 from tests.demo_process import GPUMAP, environment
-from tests.node import GIB, Node, gpu_uuid, short_directory
+from tests.machine import GIB, Node, gpu_uuid, short_directory
 from tests.processes import PlainProcesses
 
 WHOLE = gpu_uuid(1)
@@ -134,8 +134,7 @@ def test_help_may_be_cut_off(arguments: list[str]) -> None:
 
 
 async def test_the_installed_commands(demo_url: str) -> None:
-    """What other tests call does its work as the installed program too; `serve`, `demo` and `record` are started below
-    and in tests of their own."""
+    """What other tests call does its work as the installed program too."""
     commands = ("map", "top", "waste", "inspect", "doctor")
     runs = await asyncio.gather(*(gpumap_in_loop(command, "--url", demo_url) for command in commands))
     assert [done.returncode for done in runs] == [0] * len(commands)

@@ -121,8 +121,7 @@ def steering(value: Any, key: str = "") -> Any:
     ],
 )
 async def test_no_text_of_an_answer_steers_a_terminal(command: str) -> None:
-    """Whatever name of a pod, a process, a GPU or a source an agent answers, no line of it is forged, and no control
-    character reaches the terminal."""
+    """Whatever names an agent answers, no line is forged, and no control character reaches the terminal."""
     small = steering(msgspec.to_builtins(published(busy_node(3, 2))))
     async with serving(answering(json.dumps(small))) as url:
         done = await run_command_in_loop(*command.split(), "--url", url)

@@ -61,10 +61,7 @@ BY_UUID = ByUuid(Uuid(GPU))
     ],
 )
 def test_ids_of_every_plugin(resource: str, device_id: str, plugin: str, device: DeviceRef | None) -> None:
-    """Each plugin's ids are recognised as its own, with the device that they name, trusted or not.
-
-    An id names the same device if the cluster's admin renamed the resource.
-    """
+    """Each plugin's ids are recognised as its own, with the device that they name, trusted or not."""
     recognised = recognise(resource, DeviceId(device_id))
     assert recognised is not None
     assert (recognised.plugin.name, recognised.device) == (plugin, device)

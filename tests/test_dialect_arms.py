@@ -152,8 +152,7 @@ def test_a_shared_mig_device_is_shared() -> None:
 
 @given(nodes())
 def test_what_is_granted_adds_up_to_what_is_given_away(truth: TestNode) -> None:
-    """On generated nodes: by container and by card it is the same memory, but that of compute instances with two
-    holders, which each of them has and the card gives once."""
+    """By container and by card it is the same memory; that of compute instances with two holders counts once."""
     snapshot = truth.collect()
     totals = family_rows(snapshot, "DEV_FB_TOTAL", "UUID")
     granted: dict[str, float] = {}

@@ -1,7 +1,8 @@
-"""The dialect dcgm: dcgm-exporter's names, labels and units; a device's value where one has it, else each one's own."""
+"""The dialects dcgm and dcgm49: dcgm-exporter's names, labels and units; a device's value, or each container's own."""
 
 from collections import defaultdict
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 from hypothesis import given, settings
@@ -9,14 +10,16 @@ from hypothesis import strategies as st
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumap.agent.dialects.dcgm import BEFORE_4_9
+from gpumap.agent.dialects.dcgm import BEFORE_4_9, SINCE_4_9
 from gpumap.agent.dialects.dcgm_entities import Entity, entities, gpu_entities
 from gpumap.agent.exposition import Exposition
+from gpumap.model.families import Family
 from gpumap.model.node import ContainerXids, GpuXids, OwnerUse, SourceHealth
 from gpumap.model.node import Process as ProcessRow
 from gpumap.model.readings import DeviceMemory
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner, Source
+from tests.dcgm_exporter import RENAMED, Renamed
 from tests.dcgm_nodes import (
     CARD,
     P1,
@@ -38,7 +41,7 @@ from tests.dialect_pages import GIB, MIB
 from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import Process, TestNode
-from tests.snapshots import with_node
+from tests.snapshots import busy_node, with_node
 
 PODS = ("container", "namespace", "pod")
 PROFILING = {
@@ -290,3 +293,65 @@ def test_no_container_is_credited_with_the_use_of_another(truth: TestNode, data:
             st.sampled_from([(True, True)] * 3 + [(True, False), (False, True)])
         )
         check_credit(truth, truth.collect())
+
+
+# --- since dcgm-exporter 4.9 (dcgm49) ---------------------------------------------------------------------------------
+
+
+DRIVER_LABEL = {"DCGM_FI_DRIVER_VERSION": "DCGM_FI_SYSTEM_DRIVER_VERSION"}
+BYTES = {name for name, (_, factor) in RENAMED.items() if factor == MIB}
+"""Before 4.9 whole MiB, rounded down."""
+NOT_RENAMED = {
+    *(f"DCGM_FI_DEV_ECC_{bits}_{since}_TOTAL" for bits in ("SBE", "DBE") for since in ("VOL", "AGG")),
+    *(
+        f"DCGM_FI_DEV_{reason}_VIOLATION"
+        for reason in ("POWER", "THERMAL", "SYNC_BOOST", "BOARD_LIMIT", "LOW_UTIL", "RELIABILITY")
+    ),
+}
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def read(families: tuple[Family, ...], snapshot: Snapshot) -> Samples:
+    """Every sample, by the name of its family and its labels."""
+    text = Exposition(families).render(snapshot).decode()
+    names = {family.name.removesuffix("_total"): family.name for family in families}
+    return {
+        (names[family.name], frozenset(sample.labels.items())): sample.value
+        for family in parse_text(text)
+        for sample in family.samples
+    }
+
+
+def check(snapshot: Snapshot) -> None:
+    before, since = read(BEFORE_4_9, snapshot), read(SINCE_4_9, snapshot)
+    assert len(before) == len(since)
+    for (name, labels), value in before.items():
+        renamed, factor = RENAMED.get(name, Renamed(name))
+        key = renamed, frozenset((DRIVER_LABEL.get(label, label), of) for label, of in labels)
+        found = since[key]
+        if name in BYTES:
+            assert found // MIB == value
+        else:
+            assert found == pytest.approx(float(Decimal(value) * factor), rel=1e-9, abs=1e-7)
+
+
+def test_the_sample_node_has_the_same_rows() -> None:
+    check(sample_node())
+    check(busy_node(gpus=4, sharing=3))
+
+
+@settings(max_examples=examples(100))
+@given(nodes())
+def test_every_node_has_the_same_rows(truth: TestNode) -> None:
+    """One value has one meaning, under either name: the same owners, and the value in the other unit."""
+    check(truth.collect())
+
+
+def test_every_field_has_its_name_since_4_9() -> None:
+    """As in the table of what NVIDIA renamed; types are the same. What is not in the table keeps its name."""
+    for before, since in zip(BEFORE_4_9, SINCE_4_9, strict=True):
+        assert (before.name in RENAMED) is not (before.name in NOT_RENAMED)
+        assert since.name == RENAMED.get(before.name, Renamed(before.name)).name
+        assert since.kind == before.kind
+        assert [DRIVER_LABEL.get(label, label) for label in before.labels] == list(since.labels)

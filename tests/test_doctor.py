@@ -29,7 +29,7 @@ from gpumap.model.terms import Source
 from tests import standin
 from tests.agent import serve, until
 from tests.command import run_command_in_loop
-from tests.node import GIB, Node, gpu_uuid
+from tests.machine import GIB, Node, gpu_uuid
 from tests.nodes import Gpu, Pod, Process, TestNode
 from tests.nodes import gpu_uuid as made_uuid
 from tests.privileges import as_ordinary_user, open_folder
@@ -173,8 +173,7 @@ def test_rows_of_memory(ill: str) -> None:
 
 
 def test_faults_of_the_last_hour() -> None:
-    """Uncorrectable memory errors and fatal XID errors are a warning. Older ones, and those of applications, are no
-    faults."""
+    """Uncorrectable memory errors and fatal XID errors are a warning."""
     snapshot = busy_node(3)
     card, timestamp = snapshot.node.gpus[0], snapshot.node.timestamp
     for age, names in ((60.0, {"gpu/0/ecc_uncorrected"}), (7200.0, set())):

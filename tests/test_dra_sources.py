@@ -33,7 +33,7 @@ from gpumap.model.observations import (
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import PodName, PodUid
 from tests import agent
-from tests.node import GIB, Node, gpu_uuid
+from tests.machine import GIB, Node, gpu_uuid
 from tests.processes import PlainProcesses
 
 ONE, TWO, THREE = (PodUid(f"{digit * 8}-7f1c-4b5e-9d00-3a6b5c4d2e1f") for digit in "123")
@@ -104,10 +104,7 @@ def test_every_format_of_the_kubelets_state(text: bytes) -> None:
 
 
 def test_entries_of_the_state_that_are_not_whole() -> None:
-    """They cost only themselves, and are counted; pods of a claim that is there twice are put together.
-
-    Half a character is U+FFFD, as for Go.
-    """
+    """They cost only themselves, and are counted; pods of a claim that is there twice are put together."""
     nameless = {**entry("a", ONE), "ClaimName": ""}
     half = {**entry("a", ONE), "Namespace": "\ud800"}
     twice = (entry("shared", TWO, ONE), entry("shared", ONE, THREE))
@@ -410,8 +407,7 @@ def test_claim_fixes_the_uid_of_its_pod() -> None:
 
 
 def test_recreated_stateful_pod_with_another_claim() -> None:
-    """A template makes a claim of a new name for each pod: until it is prepared, the predecessor's directory fixes
-    nothing; then its own claim does."""
+    """Until the claim of the new pod is prepared, the predecessor's directory fixes nothing."""
     trees = [tree("web-0", ONE)]
     old = table([pod("web-0", "web-0-gpu-aaaaa")], [ClaimPods("ml", "web-0-gpu-aaaaa", (ONE,))], trees=trees)
     assert uids(old) == {"web-0": ONE}

@@ -21,9 +21,8 @@ from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.model.observations import Complaint, Failed, Moment, NvmlReading, Observed
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
 from tests import standin
-from tests.agent import PATIENCE_SECONDS
-from tests.impatient import Service
-from tests.node import GIB, Node, gpu_uuid
+from tests.agent import IMPATIENT_GPUMAP, PATIENCE_SECONDS, serve
+from tests.machine import GIB, Node, gpu_uuid
 from tests.standin import Code, Driver, Gpu
 from tests.worker import Start, Worker
 from tests.worker import worker_command as changed_worker
@@ -37,8 +36,7 @@ USED = "gpumap_container_gpu_memory_used_bytes"
 
 
 def test_a_lost_gpu_is_looked_for_now_and_then(start: Start, tmp_path: Path) -> None:
-    """NVML is initialised again once in so long, so that one that was reset behind our back answers; and not while all
-    are well."""
+    """NVML is initialised again now and then while a GPU is lost, and not while all are well."""
     calls = tmp_path / "calls"
     worker = start(changed={"read_scheduler.REINIT_SECONDS": 0.5}, STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A), Gpu(B)])
@@ -109,8 +107,7 @@ async def test_a_hang_during_the_release_costs_no_reading(
 
 
 def test_a_gpu_that_is_bound_or_unbound_is_noticed(start: Start, tmp_path: Path) -> None:
-    """NVML may count only what was there when it was initialised: that is done again as soon as the kernel's driver has
-    other devices. By that one that shall be unbound is let go of."""
+    """NVML is initialised again as soon as the kernel's driver has other devices."""
     calls, bound = tmp_path / "calls", tmp_path / "bound"
     bound.mkdir()
     for name in ("bind", "module", "0000:3b:00.0"):
@@ -133,8 +130,7 @@ def test_a_gpu_that_is_bound_or_unbound_is_noticed(start: Start, tmp_path: Path)
 
 
 def test_a_gpu_that_answers_is_never_a_lost_one() -> None:
-    """After a driver's return an index may be another GPU's. A lost GPU keeps the name that its index had, unless the
-    GPU of that name answers at another index."""
+    """After a driver's return an index may be another GPU's."""
     before = take_inventory(NvmlReading("", "", "", (GpuReading(0, uuid=A), GpuReading(1, uuid=B))), 1.0, (), 0)
     after = NvmlReading("", "", "", (GpuReading(0, uuid=A, fault="lost"), GpuReading(1, uuid=A)))
     inventory = take_inventory(after, 2.0, before.known, before.count)
@@ -143,8 +139,7 @@ def test_a_gpu_that_answers_is_never_a_lost_one() -> None:
 
 
 def test_a_lost_gpu_that_reports_its_uuid_keeps_what_is_known_of_it() -> None:
-    """Its name, its leaf and the time of its last answer, also at another index. Without a uuid and without a fault it
-    is at fault for that."""
+    """Its name, its leaf and the time of its last answer, also at another index."""
     memory = DeviceMemory(80 * GIB, 0, 80 * GIB, 0)
     first = NvmlReading("", "", "", (GpuReading(0, uuid=A, model="NVIDIA Test", memory=memory),))
     before = take_inventory(first, 1.0, (), 0)
@@ -157,8 +152,7 @@ def test_a_lost_gpu_that_reports_its_uuid_keeps_what_is_known_of_it() -> None:
 
 
 def test_nothing_leaks_while_the_driver_comes_and_goes(start: Start, tmp_path: Path) -> None:
-    """Through losses, resets, unloads and other counts the worker's descriptors and threads do not grow, and each
-    initialisation has its shutdown, each sample and event set its end."""
+    """Descriptors and threads do not grow; each initialisation, sample and event set has its end."""
     calls = tmp_path / "calls"
     # A thread that is slow, as on a busy machine, is none that hangs: nothing takes its place.
     changed = {"read_scheduler.REINIT_SECONDS": 0.0, "read_scheduler.PATIENCE_SECONDS": 10.0}
@@ -273,16 +267,16 @@ def test_one_restart_never_leads_to_the_next(reasons: list[str]) -> None:
 )
 async def test_the_service_ends_where_the_driver_is_lost(node: Node, code: Code, why: str) -> None:
     """One line, and exit code 1: the kubelet makes a container that has the new library, or the device nodes."""
-    async with Service(node) as agent:
+    async with serve(node, program=IMPATIENT_GPUMAP) as agent:
+        await agent.later(1)
         node.driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNINITIALIZED
         node.driver.init_code = code
         node.update_driver()
-        exit_code, log = await agent.ended()
+        exit_code, log = await agent.ended_itself()
     assert exit_code == 1
     last = log.splitlines()[-1]
     assert last.startswith(f"gpumap: {why}")
     assert f"nvmlInitWithFlags said {int(code)} " in last
-    assert "Traceback" not in log
 
 
 @pytest.mark.parametrize("code", [Code.LIB_RM_VERSION_MISMATCH, Code.UNKNOWN, Code.DRIVER_NOT_LOADED])
@@ -290,5 +284,7 @@ async def test_a_driver_that_never_answered_ends_no_service(node: Node, code: Co
     """A restart would not help: the pod must not crash again and again on such a node."""
     node.driver.init_code = code
     node.update_driver()
-    async with Service(node) as agent:
-        assert await agent.lasts(2.0)
+    async with serve(node, program=IMPATIENT_GPUMAP) as agent:
+        await agent.later(1)
+        await asyncio.sleep(2.0)
+        assert not agent.ended

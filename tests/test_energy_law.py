@@ -156,8 +156,7 @@ class Truth:
 @settings(max_examples=examples(400))
 @given(nodes(), st.data())
 def test_energy_is_conserved_over_every_window(node: TestNode, data: st.DataObject) -> None:
-    """Containers' and unattributed energy add up to the device's at every page; counters never go back; a GPU's time is
-    charged, or counted as a gap, once."""
+    """Containers' and unattributed energy add up to the device's at every page, and counters never go back."""
     scraper, taken = Scraper(), list[Gpu]()
     truths: dict[Uuid, Truth] = {}
     before: Snapshot | None = None

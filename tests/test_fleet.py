@@ -126,8 +126,7 @@ def test_any_node(node: TestNode, of_target: Labels, honour: bool, down: set[str
 @given(st.data())
 @settings(max_examples=examples(40))
 def test_any_cluster(data: st.DataObject) -> None:
-    """Nodes of one to three clusters. Targets have the labels of their cluster; each is scraped by one or two
-    servers: every node has the findings of its agent, under a name of its own."""
+    """Nodes of one to three clusters."""
     scrapes: list[Scrape] = []
     expected: dict[str, str] = {}
     for number in range(data.draw(st.integers(1, 4))):
@@ -163,8 +162,7 @@ def test_nodes_of_a_cluster_in_one_table() -> None:
 
 
 def test_nodes_that_are_down() -> None:
-    """Targets that are down are called by their nodes; not those of a node that answers by another target. Nodes of
-    one name in two clusters are two."""
+    """Targets that are down are called by their nodes; not those of a node that answers by another target."""
     east, up = {"cluster": "east"}, node_of("gpu-1", 0)
     down = [target("z:1", node="gpu-1"), target("c:1", node="gpu-3"), {"job": "gpumap", "instance": "d:1"}]
     seen = cluster_of((up, target("a:1", node="gpu-1")), down=down)

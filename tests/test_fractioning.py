@@ -18,8 +18,8 @@ from gpumap.model.readings import Uuid
 from gpumap.model.terms import ContainerName, Owner, PodUid
 from tests import agent
 from tests.examples import examples
-from tests.node import Node
-from tests.node import gpu_uuid as driver_uuid
+from tests.machine import Node
+from tests.machine import gpu_uuid as driver_uuid
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, hex_of, owners, row
 from tests.privileges import open_folder
 from tests.processes import PlainProcesses
@@ -196,8 +196,7 @@ def test_sharers_have_their_card_and_their_memory(has_logs: bool) -> None:
     node.logs_readable = has_logs
     snapshot = node.collect()
     assert owners(snapshot, CARD)["scheduled"] == 30 * GIB
-    found = row(snapshot, busy.full(), CARD)
-    assert found is not None
+    found = busy.row(snapshot, CARD)
     assert (found.allocated_gpus, found.allocated_memory_bytes, found.owner) == (0.25, 20 * GIB, Owner.SCHEDULED)
     of_idle = row(snapshot, idle.full(), CARD)
     if has_logs:

@@ -89,8 +89,7 @@ NVDEC_0, NVDEC_6, NVJPG_1, NVOFA_0, NVOFA_1, NVENC_2 = 30, 36, 41, 50, 51, 168
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("busiest", [NVDEC_0, NVDEC_6, NVJPG_1, NVOFA_0, NVOFA_1, NVENC_2])
 def test_the_busiest_video_engine_is_reported(start: Start, busiest: int, *, strict: bool) -> None:
-    """On GPUs and MIG devices. An engine that a device lacks changes nothing, nor does a driver that does not know the
-    newer engines and refuses the whole call."""
+    """On GPUs and MIG devices."""
     every = dict.fromkeys(("graphics", "fp64", "fp32", "fp16"), 0.0)
     newer = (NVOFA_1, *range(166, 170))
     known = (20, 21, *range(30, 38), *range(40, 48), 50, *(newer if busiest in newer else ())) if strict else (20, 50)

@@ -11,8 +11,8 @@ from gpumap.cli.commands.doctor import doctor_checks
 from gpumap.model.observations import ClaimDevice, PluginAnswer, PreparedDevice
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
+from tests.generated import answer
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, Renumbered, TestNode, gpu_uuid, mig_uuid
-from tests.sharing import answer
 
 A, B = gpu_uuid(0), gpu_uuid(1)
 MIB = 1 << 20
@@ -267,8 +267,7 @@ def test_dra_devices_whose_place_is_kept_back() -> None:
     ("device", "reason"), [("gpu-0-mig-19-1-1", "untrusted_id"), ("gpu-0-mig-9-2-1", "not_in_nvml")]
 )
 def test_dra_device_with_the_place_of_several_instances(device: str, reason: str) -> None:
-    """Compute instances of one GPU instance have one placement: the name means one of them. If the only instance that
-    starts there has another profile, the named one does not exist."""
+    """Compute instances of one GPU instance have one placement: the name means one of them."""
     node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 1), (2, 0, 3)])], [claimant("p", claim_of(device))])
     assert [one.reason for one in node.collect().node.unmatched] == [reason]
 
@@ -403,8 +402,7 @@ def test_an_index_means_the_card_that_it_meant() -> None:
 
 @pytest.mark.parametrize("has_tree", [True, False])
 def test_a_row_of_an_ended_pod_answers_for_no_other_pod(has_tree: bool) -> None:
-    """A new pod without a row yet is not placed by the row of the one that had its ids before, also if the log
-    directory of that one is gone."""
+    """A new pod without a row yet is not placed by the row of the ended pod that had its ids before."""
     resource = "aliyun.com/gpu-mem"
     old = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")}, name="old")
     new = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")}, name="new")
@@ -420,8 +418,7 @@ def test_a_row_of_an_ended_pod_answers_for_no_other_pod(has_tree: bool) -> None:
 
 
 def test_an_answer_is_not_for_the_resources_of_other_plugins() -> None:
-    """A container with devices of several plugins: an id without its plugin's answer is on no device, whatever another
-    plugin answered."""
+    """An id without its own plugin's answer is on no device, whatever another plugin answered."""
     gpushare, vcuda, renamed = "aliyun.com/gpu-mem", "tencent.com/vcuda-core", "example.com/gpu"
     plugin_answer = {gpushare: answer(NVIDIA_VISIBLE_DEVICES="1")}
     for resource, id_ in ((vcuda, f"{vcuda}-1"), (renamed, f"{A}-3")):
@@ -432,8 +429,7 @@ def test_an_answer_is_not_for_the_resources_of_other_plugins() -> None:
 
 
 def test_a_predecessors_row_does_not_answer_for_its_successor() -> None:
-    """A pod that is re-created under its name with the same ids gets the device of its own answer. The row of its
-    predecessor may stay in the checkpoint for a while."""
+    """A pod that is re-created under its name with the same ids gets the device of its own answer."""
     resource = "aliyun.com/gpu-mem"
     old = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")})
     node = node_of(old)
@@ -447,8 +443,7 @@ def test_a_predecessors_row_does_not_answer_for_its_successor() -> None:
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("listed", [0, 2])
 def test_rows_that_hold_more_than_is_listed(listed: int, is_old: bool) -> None:
-    """Kubelets 1.20 to 1.22 leave devices out of the List; the row of those that are listed counts. The row itself
-    counts if none is listed and the pod has a process."""
+    """Kubelets 1.20 to 1.22 leave devices out of the List; the row of those that are listed counts."""
     resource = "tencent.com/vcuda-core"
     plugin_answer = PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia0"),))
     pod = pod_of({resource: ids(f"{resource}-{{}}", 4)}, {resource: plugin_answer})

@@ -113,8 +113,7 @@ def anything(draw: st.DrawFn) -> Situation | None:
 
 @given(st.lists(anything(), max_size=12), st.sampled_from([1.0, 15.0, 60.0]))
 def test_one_restart_never_leads_to_the_next(situations: list[Situation | None], interval: float) -> None:
-    """Whatever was seen before: an agent that ended for it, and sees the same again, does not end. No device is hidden
-    who was readable at any time, or before 30 s and three collections have passed."""
+    """Whatever was seen before: an agent that ended for it, and sees the same again, does not end."""
     found = hidden_after(*situations, interval=interval)
     for number, hidden in enumerate(found):
         one = situations[number]

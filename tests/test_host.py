@@ -277,8 +277,7 @@ def test_the_parents_of_a_process_lead_to_its_job(tmp_path: Path, slurmd: str, p
 
 
 def test_an_orphan_of_the_host_leads_to_one_search(tmp_path: Path) -> None:
-    """The parent has ended. A search of all processes finds the job, or finds that no process names it; both are
-    remembered. The next search is for another job, and 15 s later at the earliest."""
+    """The parent has ended."""
     slurm = Slurm(tmp_path)
     slurm.start(10, STEPD, "slurmstepd: [42.0]")
     slurm.start(11, TASK)

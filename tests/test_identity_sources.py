@@ -219,8 +219,7 @@ def test_plain_file_tree_is_read_as_proc(tmp_path: Path) -> None:
 
 
 def test_process_that_started_after_the_question_is_unreadable(tmp_path: Path) -> None:
-    """NVML may have listed the PID before this process began, or read its GPU late. So it is of no container, and
-    leaves no holder a zero."""
+    """NVML may have listed the PID before this process began, or read its GPU late."""
     root, pid = tmp_path / "proc", os.getpid()  # of a process that runs on any machine: the source holds it by a pidfd
     make_process(root, pid, f"/kubepods/pod{UID}/{CID}", start=500)
     source = ProcfsSource(root, own_at(tmp_path, "/"))
@@ -452,8 +451,7 @@ def docker_source(tmp_path: Path, path: str = DOCKER, *, parent: int = SHIM, has
 def test_an_ancestor_in_a_pod_decides(
     tmp_path: Path, path: str, start: int, parent: int, expected: CgroupMembership
 ) -> None:
-    """The nearest one, above a shim outside pods. If an ancestor cannot be read, the owner is unknown. A recording has
-    the ancestors that decide."""
+    """The nearest one, above a shim outside pods. If an ancestor cannot be read, the owner is unknown."""
     docker_source(tmp_path)
     make_process(tmp_path / "proc", DAEMON, path, start=start, parent=parent)
     recorder = RecordingProcfs(tmp_path / "proc", tmp_path / "own")

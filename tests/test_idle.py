@@ -15,9 +15,8 @@ from gpumap.model.findings import judged_kinds
 from gpumap.model.readings import ProcessSample, Uuid
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
-from tests.lives import CARD, CASES, SLICE, Case, holder
-from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode
-from tests.working import INTERVAL_SECONDS, Job, SamplingDriver, WorkingNode
+from tests.lives import CARD, CASES, INTERVAL_SECONDS, SLICE, Case, Job, SamplingDriver, WorkingNode
+from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, holder
 
 SPAN = 1200.0
 SETTLED_SECONDS = RULES.idle_after_seconds + 90.0
@@ -39,8 +38,7 @@ def counting() -> Iterator[int]:
 )
 @pytest.mark.parametrize("is_mig", [False, True])
 def test_jobs_shorter_than_the_interval_are_work(length: float, every: float, charged: float, *, is_mig: bool) -> None:
-    """A pod that works in short jobs is not idle in a single collection, and a part of its time is charged: that of
-    jobs that a list showed."""
+    """A pod that works in short jobs is never idle, and the time of jobs that a list showed is charged."""
     leaf = SLICE if is_mig else CARD
     pod = holder("short", str(leaf))
     jobs = repeated(pod, leaf, length, every, counting(), sm=30)
@@ -128,8 +126,7 @@ def rest_kinds(snapshot: Snapshot) -> list[str]:
 
 @pytest.mark.parametrize("container", ["sidecar", "setup"])
 def test_the_work_of_any_container_of_a_pod_counts_after_it_has_ended(container: str) -> None:
-    """A sidecar, or one that no List has (a plain init container, `kubectl debug`), works and ends: its pod's holder
-    was not idle in that time."""
+    """The work of a sidecar, or of a container that no List has, is its pod's: the holder was not idle."""
     pod = Pod("ml", "trainer", {"main": {"nvidia.com/gpu": [CARD]}, "sidecar": {}}, init={"setup": {}})
     node = TestNode([Gpu(0)], [pod])
     assert rest_kinds(node.watch()) == ["idle"]
@@ -145,8 +142,7 @@ def test_the_work_of_any_container_of_a_pod_counts_after_it_has_ended(container:
 
 @pytest.mark.parametrize("files", ["checkpoint and logs", "logs", "none"])
 def test_a_new_pod_of_the_same_name_takes_over_no_idle_time(files: str) -> None:
-    """A StatefulSet's pod is back within a second, so no List shows that it was gone. The files may show its UID later
-    than that. Until then its holder may be idle at most: it may be that of the earlier pod."""
+    """A StatefulSet's pod is back within a second, so no List shows that it was gone."""
     old, other = holder("web-0", str(CARD)), Pod("kube-system", "proxy", {"main": {}})
     has_files = files != "none"
     node = TestNode([Gpu(0)], [old, other], checkpoint_readable="checkpoint" in files, logs_readable=has_files)
@@ -348,8 +344,7 @@ def test_without_samples_the_activity_of_a_gpu_is_no_ones(kind: str) -> None:
 
 @pytest.mark.parametrize("seed", range(examples(40)))
 def test_no_pod_that_worked_is_idle(seed: int) -> None:
-    """On a node drawn by chance, gpumap reports as idle only pods that truly did not work, and reports all of them: as
-    `maybe_idle` while something hides what they did."""
+    """gpumap reports as idle only pods that did not work, and all of them, if nothing hides what they did."""
     drawn = Drawn(seed)
     node = drawn.node
     for _ in drawn.live(SPAN):

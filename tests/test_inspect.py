@@ -36,10 +36,9 @@ from gpumap.model.snapshot import Snapshot
 from tests.command import run_command
 from tests.demo_process import demo
 from tests.examples import examples
-from tests.generated import runs
+from tests.generated import answer, runs
 from tests.golden import CAPTURES
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
-from tests.sharing import answer
 from tests.shown import changed, values, with_devices
 
 MIB = 1 << 20
@@ -330,8 +329,7 @@ def test_what_is_not_known_is_not_zero() -> None:
 @settings(max_examples=examples(100))
 @given(runs())
 def test_every_node_can_be_inspected(run: list[Snapshot | TestNode]) -> None:
-    """Whatever a node has been through: each holder has a line, no sum is of more than its parts, no pod is accused but
-    by what is known."""
+    """Each holder has a line, no sum is of more than its parts, and only what is known accuses a pod."""
     (node,) = run
     assert isinstance(node, TestNode)
     for _ in range(2):

@@ -55,6 +55,13 @@ def test_names_keep_to_the_conventions() -> None:
             assert all(0 <= value <= 1 for value in values), one.name
 
 
+def test_every_family_has_a_sample_on_the_busy_node() -> None:
+    """A new family needs a value in `busy_node`: the tests of all pages read it there."""
+    families = (*native(GROUPS, process_metrics=True), *self_families("1", "2"))
+    snapshot = busy_node(gpus=4)
+    assert [family.name for family in families if not list(family.read(snapshot))] == []
+
+
 def test_no_family_is_on_both_leaves_and_gpus() -> None:
     """gpumap_gpu_* and some others name physical GPUs, gpumap_device_* and gpumap_container_* leaves, never both."""
     snapshot = busy_node()

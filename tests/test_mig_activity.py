@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpumap.model.node import ContainerAccount, Use, Watch
+from gpumap.model.node import ContainerAccount, Watch
 from gpumap.model.snapshot import Snapshot
-from tests.nodes import GIB, WHOLE, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, row, use
+from tests.nodes import GIB, WHOLE, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 
 LEAF = mig_uuid(0, 1, 0)
 ALONE = (1, 0)
@@ -22,21 +22,14 @@ def mig_node(*pods: Pod, activity: float | None = 0.5) -> TestNode:
     return TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)], millijoules=0, activities=activities)], list(pods))
 
 
-def used(snapshot: Snapshot, pod: Pod, container: str = "main") -> Use:
-    found = use(snapshot, pod.full(container), LEAF)
-    assert found is not None
-    return found
-
-
 def watched(snapshot: Snapshot, pod: Pod) -> Watch:
-    holder = row(snapshot, pod.full(), LEAF)
-    assert holder is not None
+    holder = pod.row(snapshot, LEAF)
     assert holder.watch is not None
     return holder.watch
 
 
 def activity(snapshot: Snapshot, pod: Pod, container: str = "main") -> float | None:
-    return used(snapshot, pod, container).sm_activity_ratio
+    return pod.use(snapshot, LEAF, container).sm_activity_ratio
 
 
 def charged(snapshot: Snapshot, pod: Pod) -> ContainerAccount:
@@ -132,8 +125,7 @@ def test_the_activity_of_a_mig_device_counts_as_its_share_of_the_gpu() -> None:
 
 
 def test_where_several_hold_a_mig_device_no_time_is_charged() -> None:
-    """Their activity is known only while one of them computes: a counter that does not move the rest of the time would
-    say that they were idle."""
+    """Their activity is known only while one of them computes, so no time of it is counted."""
     pod, other = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
     node = mig_node(pod, other)
     node.processes = [Process(100, LEAF, pod)]
@@ -162,8 +154,7 @@ def test_the_activity_of_a_gpu_counts_once_beside_its_sm_time() -> None:
     node.processes = [Process(100, gpu_uuid(0), pod, sm=0.5)]
     for _ in range(3):
         snapshot = node.collect()
-    found = use(snapshot, pod.full(), gpu_uuid(0))
-    assert found is not None
+    found = pod.use(snapshot, gpu_uuid(0))
     assert (found.sm_ratio, found.sm_activity_ratio, found.busy_ratio) == (0.5, 0.25, 0.5)
     (account,) = snapshot.node.accounts
     assert (account.sm_seconds, account.sm_activity_seconds) == (10.0 * 0.5, 5.0 * 0.25)

@@ -28,7 +28,7 @@ from gpumap.model.node import Finding
 from gpumap.model.observations import PciFunction, SourceError
 from gpumap.model.snapshot import Snapshot
 from tests.agent import PATIENCE_SECONDS, Agent, serve, until
-from tests.node import Node
+from tests.machine import Node
 from tests.nodes import GIB, Gpu, TestNode, gpu_uuid
 from tests.pci import H100, add_function
 
@@ -156,8 +156,7 @@ def test_is_not_missing(life: str) -> None:
 
 
 def test_gpus_that_nvml_counts_without_an_address() -> None:
-    """Of three functions that NVML does not list, one may be the GPU that was lost before gpumap's start: two are
-    missing, and the three are candidates. A second GPU without an address is one that is missing no more."""
+    """One of three functions that NVML does not list may be the GPU without an address: two are missing."""
     node = machine()
     node.pci = [function(index) for index in range(6)]
     node.gpus.append(Gpu(3, fault="lost"))

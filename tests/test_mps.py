@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.model.node import Use
 from gpumap.model.readings import Uuid
-from gpumap.model.snapshot import Snapshot
 from tests import standin
-from tests.measured import MeasuredNode, measure
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, use
 from tests.standin import Driver, Sample
+from tests.worker import measure
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
 SERVER = "nvidia-cuda-mps-server"[:15]
@@ -31,16 +29,9 @@ def server(pid: int, leaf: Uuid = CARD, pod: Pod | None = DAEMON, memory: int = 
     return Process(pid, leaf, pod, "mps-control-daemon" if pod is DAEMON else "main", memory, comm=SERVER)
 
 
-def used(snapshot: Snapshot, pod: Pod) -> Use:
-    found = use(snapshot, pod.full(), CARD)
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize("daemon", [DAEMON, None], ids=["in a pod of its own", "on the host"])
 def test_clients_are_charged_to_their_own_pods(daemon: Pod | None) -> None:
-    """Each client's memory is its container's; the server's is `mps_server` in both layouts, and neither a squatter's
-    nor the host's. On a card without clients it is no proven server, and not accused."""
+    """Each client's memory is its container's; the server's is `mps_server` in both layouts."""
     first, second, idle = replica("first", 0), replica("second", 1), replica("idle", 2)
     node = TestNode([Gpu(0), Gpu(1)], [first, second, idle, DAEMON])
     node.processes = [
@@ -51,7 +42,7 @@ def test_clients_are_charged_to_their_own_pods(daemon: Pod | None) -> None:
     ]
     for _ in range(2):
         snapshot = node.collect()
-    assert [used(snapshot, pod).memory_bytes for pod in (first, second, idle)] == [2 * GIB, 3 * GIB, 0]
+    assert [pod.use(snapshot, CARD).memory_bytes for pod in (first, second, idle)] == [2 * GIB, 3 * GIB, 0]
     split = owners(snapshot, CARD)
     assert (split["assigned"], split["mps_server"]) == (5 * GIB, 30 * MIB)
     assert split["unassigned"] == split["host"] == split["gone"] == 0
@@ -65,25 +56,23 @@ def test_a_pod_that_runs_its_own_daemon_is_charged_for_its_server() -> None:
     pod = replica("own", 0)
     node = TestNode([Gpu(0)], [pod], [server(10, pod=pod), Process(11, CARD, pod, types="M+C")])
     snapshot = node.collect()
-    assert (used(snapshot, pod).memory_bytes, used(snapshot, pod).processes) == (GIB + 30 * MIB, 2)
+    assert (pod.use(snapshot, CARD).memory_bytes, pod.use(snapshot, CARD).processes) == (GIB + 30 * MIB, 2)
     assert "mps_server" not in owners(snapshot, CARD)
 
 
 def test_a_name_without_clients_makes_no_server() -> None:
-    """A process that calls itself an MPS server stays in its container's account. gpumap does not accuse it, because a
-    server that waits for clients looks the same."""
+    """A process that calls itself an MPS server stays in its container's account, and is not accused."""
     thief = Pod("ml", "thief", {"main": {}})
     node = TestNode([Gpu(0)], [thief, replica("other", 0)], [Process(10, CARD, thief, memory=7 * GIB, comm=SERVER)])
     for _ in range(3):
         snapshot = node.collect()
-        assert used(snapshot, thief).memory_bytes == 7 * GIB
+        assert thief.use(snapshot, CARD).memory_bytes == 7 * GIB
         split = owners(snapshot, CARD)
         assert (split["unknown"], split["unassigned"], split.get("mps_server")) == (7 * GIB, 0, None)
 
 
 def test_the_time_of_a_server_is_unattributed() -> None:
-    """Time that the driver credits to the server is no client's; a client without a row has none that is known, not
-    0; one with a row has it, and a holder without processes has 0."""
+    """Time of the server is no client's; a client without a row has none that is known, not 0."""
     silent, credited, idle = replica("silent", 0), replica("credited", 1), replica("idle", 2)
     node = TestNode([Gpu(0)], [silent, credited, idle, DAEMON])
     node.processes = [
@@ -92,7 +81,7 @@ def test_the_time_of_a_server_is_unattributed() -> None:
         Process(12, CARD, credited, types="M+C", sm=0.4),
     ]
     snapshot = node.collect()
-    assert [used(snapshot, pod).sm_ratio for pod in (silent, credited, idle)] == [None, 0.4, 0.0]
+    assert [pod.use(snapshot, CARD).sm_ratio for pod in (silent, credited, idle)] == [None, 0.4, 0.0]
     assert {process.pid: process.sm_ratio for process in snapshot.processes} == {10: 0.9, 11: None, 12: 0.4}
 
 
@@ -108,8 +97,7 @@ def test_a_client_that_calls_itself_a_server_is_a_client() -> None:
 
 
 async def test_clients_and_servers_in_the_lists_of_the_driver(tmp_path: Path) -> None:
-    """Over the driver's own lists: a client is in two of them, a server in the compute list of every card, its
-    samples beside; what comes out are the clients' bytes and the server's."""
+    """A client is in two lists of the driver, a server in the compute list of every card."""
     client, daemon = replica("client", 0), DAEMON
     rows = [
         standin.Process(10, 30 * MIB),
@@ -121,11 +109,10 @@ async def test_clients_and_servers_in_the_lists_of_the_driver(tmp_path: Path) ->
         standin.Gpu(OTHER, memory_used_bytes=30 * MIB, processes=[standin.Process(10, 30 * MIB)]),
     ]
     driver = Driver(gpus=cards)
-    node = MeasuredNode([], [client, daemon], reading=await measure(driver, tmp_path))
+    node = TestNode([], [client, daemon], reading=await measure(driver, tmp_path))
     node.processes = [server(10), Process(11, CARD, client)]
     snapshot = node.collect()
-    found = use(snapshot, client.full(), CARD)
-    assert found is not None
+    found = client.use(snapshot, CARD)
     assert (found.memory_bytes, found.sm_ratio, found.processes) == (2 * GIB, None, 1)
     assert {owner: size for owner, size in owners(snapshot, CARD).items() if size} == {
         "assigned": 2 * GIB,

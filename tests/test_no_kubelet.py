@@ -28,7 +28,7 @@ from tests.agent import PLAIN, Agent, run_agent, until
 from tests.command import one_line, run_command, run_command_in_loop
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
-from tests.node import GIB, Node, gpu_uuid
+from tests.machine import GIB, Node, gpu_uuid
 from tests.nodes import Gpu, Process, TestNode
 from tests.nodes import gpu_uuid as made_uuid
 from tests.processes import PlainProcesses

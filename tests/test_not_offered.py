@@ -20,7 +20,7 @@ from gpumap.model.snapshot import Snapshot
 from tests.agent import serve
 from tests.command import run_command_in_loop
 from tests.exposed import Page
-from tests.node import Node
+from tests.machine import Node
 from tests.nodes import Gpu, Pod, TestNode, gpu_uuid, mig_uuid
 from tests.shown import map_table, maps, waste_table, waste_values
 

@@ -186,8 +186,7 @@ def test_health_of_a_partitioned_gpu_is_the_cards(start: Start) -> None:
 
 
 def test_constants_of_a_card_are_reported(start: Start) -> None:
-    """Its firmware, its CUDA architecture, its highest clocks, who may compute on it, between which limits its power
-    can be set, and what it counted of errors in all; nothing of the other groups."""
+    """Firmware, architecture, highest clocks, compute mode, power limits and all errors; no other group's."""
     reading = start(groups=("card",)).read_one(Driver(gpus=[healthy_gpu()]))
     assert (reading.vbios_version, reading.compute_capability) == ("96.00.A5.00.03", "9.0")
     assert reading.max_clocks_hertz == {"graphics": 1.98e9, "sm": 1.98e9, "memory": 2.619e9}

@@ -51,8 +51,7 @@ def test_compute_instances_of_one_gpu_instance_keep_their_own_processes(start: S
 
 
 def test_processes_of_mig_devices_come_from_the_list_of_the_gpu(start: Start) -> None:
-    """Where MIG handles have no process lists, the GPU's own are sorted by their ids; without ids nothing is
-    reported."""
+    """Where MIG handles have no lists, the GPU's own are sorted by their ids; without ids nothing is reported."""
     worker = start()
     instance = standin.MigInstance(MIG_A, gi=1, processes=None)
     gpu = Gpu(A, instances=[instance], processes=[Process(10, gi=1, ci=0), Process(11, gi=2, ci=0)])
@@ -167,8 +166,7 @@ def half_of(uuid: str, gi: int, used_bytes: int, pid: int, handle: int | None) -
 @pytest.mark.parametrize("handle", [None, 7], ids=["stale", "recycled"])
 @pytest.mark.parametrize("call", MIG_CALLS)
 def test_no_instance_has_values_of_another_one(start: Start, call: str, handle: int | None) -> None:
-    """A GPU that is partitioned again between any two calls of a reading, its handles stale or good for another device:
-    what is reported of a uuid is its own, the next reading has the new device whole, and a refusal is of no device."""
+    """Whichever call a GPU is partitioned again before: what is reported of a uuid is its own."""
     worker = start()
     second = half_of(MIG_C, 3, 3, 12, None)
     before = Driver(gpus=[Gpu(A, instances=[half_of(MIG_A, 1, 1, 10, handle), second])])
@@ -222,8 +220,7 @@ def test_a_process_on_two_compute_instances_is_on_each(start: Start) -> None:
 
 
 def test_rows_without_ids_in_lists_of_several_compute_instances_are_unattributed(start: Start) -> None:
-    """A PID without ids in the lists of two compute instances runs in an unknown one: neither reports processes.
-    If it is in only one list, it is that one's, and a GPU instance with one compute instance has nothing to mix up."""
+    """A PID without ids in the lists of two compute instances runs in an unknown one: neither reports processes."""
     nowhere = 0xFFFFFFFF
 
     def device(uuid: str, gi: int, ci: int, *pids: int) -> standin.MigInstance:

@@ -36,6 +36,14 @@ def gpu(read, *indices, **more):
     for index in indices:
         say(kind="gpu", read=read, gpu={"index": index, "uuid": f"GPU-{index}", **more})
 
+def hear(code):
+    now = time.monotonic()
+    say(kind="xid", uuid="GPU-0", code=code, gpu_instance_id=None, compute_instance_id=None, at=now)
+    say(kind="listening", periods=[["GPU-0", STARTED, now]])
+
+STARTED = time.monotonic()
+is_second = os.path.exists(sys.argv[1])  # a second child of the test
+
 def requests():
     for line in sys.stdin:
         request = json.loads(line)
@@ -382,3 +390,64 @@ async def test_a_cancelled_read_leaves_the_next_one_right(start: Start) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await reading
     assert (await read(source)).value.gpus[0].model == "2"
+
+
+# --- XID events -------------------------------------------------------------------------------------------------------
+
+
+async def heard(source: NvmlSource, code: int) -> NvmlReading:
+    """The reading with this event, which is one of the next."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                reading = (await read(source, 0.3)).value
+            except SourceError:
+                continue
+            if [xid.code for xid in reading.xids] == [code]:
+                return reading
+            assert reading.xids == ()
+
+
+async def test_events_between_two_reads_are_reported_by_the_second(start: Start) -> None:
+    """With its age and the stretch in which somebody listened; the third has nothing of it."""
+    source = start("for n, _ in requests(): driver(n, 1); gpu(n, 0); n == 1 and hear(31)")
+    assert (await read(source)).value.xids == ()
+    reading = await heard(source, 31)
+    assert reading.xids[0][:4] == ("GPU-0", 31, None, None)
+    (listening,) = reading.listening
+    assert 0.0 < listening.until_seconds <= reading.xids[0].age_seconds + 1e-9
+    assert listening.since_seconds > listening.until_seconds
+    later = (await read(source)).value
+    assert (later.xids, later.listening) == ((), ())
+
+
+ONLY_SECOND_ANSWERS = """for n, _ in requests():
+    if not is_second: {first}
+    driver(n, 1); gpu(n, 0)"""
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "fails"),
+    [
+        ("for n, _ in requests(): driver(n, 1); gpu(n, 0); is_second or (hear(79), sys.exit(1))", {}, None),
+        (ONLY_SECOND_ANSWERS.format(first="hear(79); time.sleep(600)"), {"replace_after_seconds": 0.2}, None),
+        ("for n, _ in requests(): n > 1 or (hear(79), say(**ERROR)); n < 2 or (driver(n, 1), gpu(n, 0))", {}, "gone"),
+        (ONLY_SECOND_ANSWERS.format(first="hear(79); say(nonsense=1); time.sleep(600)"), {}, "protocol"),
+    ],
+    ids=["it died between two reads", "it hung and was replaced", "NVML failed at first", "it was ended for nonsense"],
+)
+async def test_the_last_events_of_a_worker_are_received(
+    start: Start, program: str, options: dict[str, float], fails: str | None
+) -> None:
+    """Whatever happens to the worker, the next reading has its events."""
+    source = start(f'ERROR = dict(kind="error", read=1, code=9, reason="gone", detail="")\n{program}', **options)
+    if fails is not None:
+        assert (await failure(source)).reason == fails
+    await heard(source, 79)
+
+
+@pytest.mark.parametrize("times", [0, -1, 1.5])
+async def test_a_count_that_is_none_is_nonsense(start: Start, times: float) -> None:
+    """A counter can never go back, whatever a worker says."""
+    source = start(f'for n, _ in requests(): say(xid=["GPU-0", 31, None, None, 0.0, {times}]); driver(n, 1); gpu(n, 0)')
+    assert (await failure(source)).reason == "protocol"

@@ -11,8 +11,8 @@ import pytest
 from gpumap.model.terms import ContainerName
 from tests import laws
 from tests.exposed import Page
-from tests.node import MIB
-from tests.truth import Holding, Pod, Process, Span, Window
+from tests.laws import Holding, Pod, Process, Span, Window
+from tests.machine import MIB
 
 BUSY, IDLE = ContainerName("ml", "train", "main"), ContainerName("ml", "train", "side")
 SQUATTER = ContainerName("ml", "squatter", "main")

@@ -20,7 +20,7 @@ from gpumap.model.node import Workload
 from gpumap.model.observations import CgroupKind, CgroupMembership, PodCgroup, ProcEntry
 from gpumap.model.terms import PodUid
 from tests.agent import serve
-from tests.node import MIB, Node
+from tests.machine import MIB, Node
 from tests.processes import HostProcesses
 from tests.test_identity_sources import CID, UID, make_process, own_at
 

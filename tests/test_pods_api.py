@@ -45,7 +45,7 @@ from gpumap.model.readings import Uuid
 from gpumap.model.terms import PodName, PodUid
 from tests import agent
 from tests.kubelet import NOT_SYNCED, FakeKubelet, FakePodsApi
-from tests.node import GIB, Node, gpu_uuid
+from tests.machine import GIB, Node, gpu_uuid
 from tests.processes import PlainProcesses
 
 SECRET = "hunter2-of-this-test"
@@ -415,8 +415,7 @@ def test_its_answer_on_a_uid_counts() -> None:
     ids=["row", "directory", "no row"],
 )
 def test_its_late_answer_on_a_successor_does_not_count(files: dict[str, Any]) -> None:
-    """A pod that was recreated under its name may still be reported with the UID of before: then neither is fixed, and
-    no pod is gone."""
+    """While a recreated pod is reported with the UID of before, neither is fixed, and no pod is gone."""
     names = dict.fromkeys((ONE, TWO), PodName("ml", "one"))
     found = table([listed("one", "GPU-1")], [reported("one", ONE)], last_names=names, **files)
     assert found.uid_of == {}

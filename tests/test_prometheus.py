@@ -65,8 +65,7 @@ def scrape(job: str, url: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes"])
 def test_promtool_reports_only_what_the_docs_list(gpumap: str, path: str) -> None:
-    """`promtool check metrics` reads the pages as they are served, with process_* and every dialect, and is silent but
-    for what docs/reference/dialects.md lists of a dialect's names."""
+    """`promtool check metrics` reads the served pages, and reports only what docs/reference/dialects.md lists."""
     text, _ = fetch(f"{gpumap}{path}")
     listed = [lint for name, dialect in DIALECTS.items() for lint in documented_lints(name, dialect.families)]
     assert set(lints(text)) <= set(listed)
@@ -76,8 +75,7 @@ each_format = pytest.mark.parametrize("job", PAGES)
 
 
 def test_every_scrape_succeeds(prometheus: Prometheus) -> None:
-    """Each target is up in several scrapes one after the other, and has no error to report. A busy machine may be too
-    slow for one of a second."""
+    """Each target is up in several scrapes one after the other, and has no error to report."""
     everywhere = dict.fromkeys(JOBS, 1)
     assert settled(lambda: prometheus.by("job", "min_over_time(up[5s])"), everywhere) == everywhere
     healthy = dict.fromkeys(JOBS, ("up", ""))

@@ -29,7 +29,7 @@ from gpumap.model.terms import ContainerName, PodUid
 from tests import standin
 from tests.agent import serve, until
 from tests.exposed import Page
-from tests.node import Node, gpu_uuid
+from tests.machine import Node, gpu_uuid
 from tests.nodes import RULES
 
 LONG = ("--interval", "1h", "--stale-after", "1h")

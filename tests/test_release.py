@@ -23,7 +23,7 @@ from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Agent, gone, serve, until
 from tests.demo_process import GPUMAP, environment
-from tests.node import Node, gpu_uuid
+from tests.machine import Node, gpu_uuid
 from tests.nodes import RULES
 from tests.standin import Driver, Gpu
 from tests.test_push import NoProcfs
@@ -75,8 +75,7 @@ def test_a_worker_without_the_flag_keeps_the_driver(start: Start, device: Path) 
 
 
 def test_the_driver_is_released_after_each_read(start: Start, device: Path, tmp_path: Path) -> None:
-    """Between two reads the worker has none of the driver's devices open; each initialisation has its shutdown, and
-    the same process answers all the while, with as many descriptors."""
+    """Between two reads the worker has none of the driver's devices open, and the same process answers."""
     calls = tmp_path / "calls"
     worker = start(changed={"driver.DEVICES": str(device.parent)}, STANDIN_CALLS=str(calls))
     worker.release = True
@@ -255,8 +254,7 @@ async def signalled(agent: Agent, times: int = 1) -> None:
 
 
 async def test_a_signal_releases_the_driver_for_an_interval(node: Node) -> None:
-    """The worker is gone, the page serves what it has, and nothing collects before the interval is over; then all is
-    as before, with a new worker."""
+    """The worker is gone, the page serves what it has, and nothing collects before the interval is over."""
     async with serve(node, "--interval", "3s", program=[str(GPUMAP)]) as agent:
         await agent.until(lambda page: page.up("nvml"), "it does not collect")
         comm = await asyncio.to_thread(Path(f"/proc/{agent.pid}/comm").read_text)

@@ -16,7 +16,7 @@ from gpumap.model.observations import ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner, PodUid
-from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
+from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row
 from tests.shown import waste_table
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
@@ -57,12 +57,10 @@ def test_pods_on_a_reserved_card_are_scheduled() -> None:
         split = owners(snapshot, CARD)
         assert (split["scheduled"], split["assigned"], split["unassigned"], split["unknown"]) == (4 * GIB, 0, 0, 0)
     for pod, bytes_ in ((one, 3 * GIB), (two, GIB)):
-        found = row(snapshot, pod.full(), CARD)
-        assert found is not None
+        found = pod.row(snapshot, CARD)
         assert found.use is not None
         assert (found.use.memory_bytes, found.owner) == (bytes_, Owner.SCHEDULED)
-    held = row(snapshot, keeper.full("resource-reservation"), CARD)
-    assert held is not None
+    held = keeper.row(snapshot, CARD, "resource-reservation")
     assert (held.reservation, held.allocated_gpus, held.allocated_memory_bytes) == (True, None, None)
     assert found_kinds(snapshot) == []
     assert not [one for one in snapshot.node.accounts if one.allocated_gpu_seconds is not None]
@@ -79,16 +77,13 @@ def test_pods_on_a_reserved_card_are_scheduled() -> None:
     ],
 )
 def test_only_the_namespace_makes_a_reservation(namespace: str, name: str, container: str, is_one: bool) -> None:
-    """The whole namespace must match. Any tenant may choose the names of a pod and its containers: another one is idle
-    and charged."""
+    """The whole namespace must match."""
     keeper, user = Pod(namespace, name, {container: {WHOLE: [str(CARD)]}}), Pod("ml", "user", {"main": {}})
     node = node_with(keeper, user)
     node.processes = [Process(10, CARD, user)]
     node.collect()
     snapshot = node.collect()
-    held = row(snapshot, keeper.full(container), CARD)
-    assert held is not None
-    assert held.reservation is is_one
+    assert keeper.row(snapshot, CARD, container).reservation is is_one
     assert (owners(snapshot, CARD).get("scheduled", 0), owners(snapshot, CARD)["unassigned"]) == (
         (GIB, 0) if is_one else (0, GIB)
     )
@@ -175,8 +170,7 @@ def test_idle_sharer_is_a_holder() -> None:
     assert granted(snapshot, half) == (0.5, 40 * GIB)
     assert granted(snapshot, small) == (0.25, 20 * GIB)
     for pod in (half, small):
-        used = use(snapshot, pod.full(), CARD)
-        assert used is not None
+        used = pod.use(snapshot, CARD)
         assert (used.memory_bytes, used.processes, used.sm_ratio) == (0, 0, 0.0)
     (leaf,) = (leaf for leaf in snapshot.node.devices if leaf.uuid == CARD)
     assert leaf.holders == 3
@@ -254,9 +248,7 @@ def test_annotations_give_no_card_that_no_reservation_holds() -> None:
     node.collect()
     snapshot = node.collect()
     assert owners(snapshot, CARD)["unassigned"] == GIB
-    held = row(snapshot, holder.full(), CARD)
-    assert held is not None
-    assert held.allocated_gpus == 1.0
+    assert holder.row(snapshot, CARD).allocated_gpus == 1.0
     assert granted(snapshot, squatter) is None
     node = node_with(reservation(), squatter, reports_pods=True)
     assert granted(node.collect(), squatter) == (1.0, 80 * GIB), "KAI-Scheduler 0.18 writes it, and has a reservation"
@@ -295,8 +287,7 @@ def test_pod_outside_the_namespaces_of_reservations_changes_no_share() -> None:
         for page in (before, snapshot)
     ]
     assert seconds[1] - seconds[0] == pytest.approx(5.0), "10 s of half a GPU"
-    holder = row(snapshot, forged.full("resource-reservation"), OTHER)
-    assert holder is not None
+    holder = forged.row(snapshot, OTHER, "resource-reservation")
     assert (holder.reservation, holder.allocated_gpus) == (False, 1.0), "it is charged like any pod"
     node.pods = [half, forged]
     assert granted(node.collect(), half, OTHER) is None, "and gives none"
@@ -314,8 +305,7 @@ def test_annotation_of_a_device_needs_a_reservation_in_its_namespace() -> None:
 
 @pytest.mark.parametrize("kept", [False, True], ids=["listed again", "kept"])
 def test_pod_without_a_sign_of_the_scheduler_is_a_squatter(kept: bool) -> None:
-    """The Pods API shows that the scheduler does not know a pod that uses its GPU. An answer that gpumap asked for
-    before it saw the process may lack a label."""
+    """The Pods API shows that the scheduler does not know a pod that uses its GPU."""
     thief, known = Pod("ml", "thief", {"main": {}}, may_share=False), sharer("one", 0.5)
     node = node_with(reservation(), thief, known, reports_pods=True)
     node.collect()

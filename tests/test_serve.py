@@ -20,8 +20,7 @@ from tests.agent import serve
 from tests.command import run_command_in_loop
 from tests.demo_process import GPUMAP
 from tests.exposed import Page
-from tests.machine import Pod, new_container_id, new_uid
-from tests.node import GIB, MIB, Node, gpu_uuid
+from tests.machine import GIB, MIB, Node, Pod, gpu_uuid, new_container_id, new_uid
 from tests.processes import HostProcesses, NoCgroupsError, PlainProcesses, Processes, RealProcesses
 from tests.standin import Code
 
@@ -121,8 +120,7 @@ async def test_a_shared_card_is_reported_by_container(node: Node) -> None:
 
 
 async def test_docker_in_a_pod_is_use_of_the_pod(plain: Node) -> None:
-    """Its containers are at the host's root, also those of GitLab's and GitHub's runners, but their parents are in the
-    pod: its container has their memory, processes and SM time and is not idle, and nothing is of the host."""
+    """Its containers are at the host's root, but their parents are in the pod, which has their use."""
     runner = plain.admit("runner", dind=[WHOLE], build=[])
     plain.admit("resting", main=[OTHER])
     pid = plain.processes.start_child(f"/docker/{'d' * 64}", runner.cgroup("dind"))
@@ -166,8 +164,7 @@ def test_a_real_parent_in_a_pods_cgroup_decides(real: RealProcesses, monkeypatch
 
 
 async def test_a_blackwell_gpu_has_sm_time(plain: Node) -> None:
-    """Its driver refuses the old call for process samples. It has SM time and SM-seconds like the GPU beside it, and
-    the map has the call of each."""
+    """Its driver refuses the old call for process samples."""
     pods = {gpu: plain.admit(f"on-{gpu}", main=[gpu_uuid(gpu)]) for gpu in (1, 2)}
     for gpu, pod in pods.items():
         plain.run(pod.cgroup("main"), gpu, 5 * GIB, sm_percent=40)
@@ -307,8 +304,7 @@ async def test_the_driver_is_found_by_the_loader(plain: Node) -> None:
 
 
 async def test_a_variable_that_no_flag_has_is_a_warning(plain: Node) -> None:
-    """A mistyped variable is ignored, and the log says so, with the nearest name. Variables that Kubernetes sets for
-    Services and those of the other commands are none of them."""
+    """A mistyped variable is ignored, and the log says so, with the nearest name."""
     services: dict[str, Any] = {f"{name}_SERVICE_HOST": "10.0.0.1" for name in ("GPUMAP", "GPUMAP_AGENT")}
     for name in services.copy():
         prefix = name.removesuffix("_SERVICE_HOST")

@@ -18,7 +18,7 @@ from gpumap.agent.service import join_settings_of
 from gpumap.agent.settings import Listen, Settings, parse_listen, resolve
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import parse_duration
-from tests.node import short_directory
+from tests.machine import short_directory
 
 
 class _Parser(argparse.ArgumentParser):

@@ -179,10 +179,7 @@ def test_a_gap_settles_nothing() -> None:
 @pytest.mark.parametrize("restarts", [(), (1065, 1100), range(1065, 1135, 5)])
 @pytest.mark.parametrize("seconds", [3600.0, 30.0, 5.0])
 def test_a_clock_that_is_set_back_charges_no_sample_again(seconds: float, restarts: Collection[int]) -> None:
-    """SM is unknown until the driver has dropped its samples from before, which look new. Then it is known again.
-
-    This also holds if the worker restarts meanwhile.
-    """
+    """SM is unknown until the driver has dropped its samples from before, which look new. Then it is known again."""
     gpu = SampledGpu(lambda at: at <= 1060 or at > 1150)
     gpu.driver.set_back = (1062.0, seconds)
     assert gpu.sm_seconds([1000 + 5.0 * number for number in range(13)]) == pytest.approx(60.0, abs=0.1)

@@ -14,6 +14,7 @@ from gpumap.model.terms import ContainerName, PodUid
 from tests import laws
 from tests.demo_process import environment
 from tests.exposed import Page
+from tests.laws import Span, Window
 from tests.soak import cost
 from tests.soak.clock import now
 from tests.soak.node import AGENTS, CARDS, GPUS, Grant, Pod, SoakNode, Truth
@@ -21,7 +22,6 @@ from tests.soak.plan import FAULTS, Plan
 from tests.soak.watch import Usage
 from tests.soak.window import make_window
 from tests.tools import tool
-from tests.truth import Span, Window
 
 MINUTES = 10.0
 WHOLE, OTHER = GPUS[1], GPUS[2]

@@ -265,8 +265,7 @@ def test_a_sign_of_work_starts_the_time_again(sign: Step) -> None:
 def test_a_holder_that_works_is_never_stalled_and_one_that_hangs_always(
     signs: list[tuple[float, Step]], pauses: list[float]
 ) -> None:
-    """Signs of work come at times drawn by chance: no sign was in the ten minutes before a finding. Without a sign in
-    a little more than ten minutes there is a finding."""
+    """Signs of work come at times drawn by chance: no sign was in the ten minutes before a finding."""
     card = hung_card()
     last = began = card.node.clock
     due = sorted(signs, key=itemgetter(0))

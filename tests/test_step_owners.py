@@ -96,9 +96,7 @@ def test_recreated_pod_of_the_same_name_is_distinguished_from_its_predecessor() 
     node.collect()
     snapshot = node.collect()
     assert (owners(snapshot, CARD)["assigned"], owners(snapshot, CARD)["gone"]) == (3 * GIB, GIB)
-    found = use(snapshot, new.full(), CARD)
-    assert found is not None
-    assert found.memory_bytes == 3 * GIB
+    assert new.use(snapshot, CARD).memory_bytes == 3 * GIB
     assert [pod.uid for pod in snapshot.node.pods] == [new.uid]
 
 
@@ -119,8 +117,7 @@ def test_recreated_pod_is_unknown_while_both_pods_have_a_row_and_a_log_tree() ->
 
 
 def test_card_handed_on_within_one_interval_takes_no_process_along() -> None:
-    """A card goes from one pod to the next while the checkpoint still has the old row: the old process is not the new
-    pod's, not even for one collection."""
+    """While the checkpoint has the old row, the old pod's process is never the new pod's."""
     old, new = (Pod("ml", name, {"main": {"nvidia.com/gpu": [str(CARD)]}}) for name in ("old", "new"))
     node = TestNode([Gpu(0)], [old], [Process(10, CARD, old)])
     node.collect()
@@ -169,9 +166,7 @@ def test_unmatched_slots_leave_the_owner_unknown() -> None:
     snapshot = node.collect()
     assert owners(snapshot, CARD)["unknown"] == GIB
     assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("untrusted_id", 4)]
-    found = use(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert found.memory_bytes == GIB
+    assert pod.use(snapshot, CARD).memory_bytes == GIB
 
 
 def test_host_and_unreadable_and_departed_processes() -> None:
@@ -203,8 +198,7 @@ def test_holder_of_a_partitioned_gpu_is_assigned_on_all_its_leaves() -> None:
     node = TestNode([gpu], [pod], [Process(10, gpu.leaves[0], pod)])
     snapshot = node.collect()
     assert owners(snapshot, gpu.leaves[0])["assigned"] == GIB
-    held = row(snapshot, pod.full(), gpu.uuid)
-    assert held is not None
+    held = pod.row(snapshot, gpu.uuid)
     assert (held.allocated_gpus, held.use) == (1.0, None)
     assert [use(snapshot, pod.full(), leaf).memory_bytes for leaf in gpu.leaves] == [GIB, 0]  # type: ignore[union-attr]
     assert {leaf.uuid: leaf.holders for leaf in snapshot.node.devices} == dict.fromkeys([*gpu.leaves, gpu.uuid], 1)
@@ -216,9 +210,7 @@ def test_pid_that_was_given_to_another_process_gets_no_sm_time_of_the_old_one() 
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, sm=0.7, start=1)])
     node.collect()
     node.processes[0].start = 2
-    found = use(node.collect(), pod.full(), CARD)
-    assert found is not None
-    assert found.sm_ratio is None
+    assert pod.use(node.collect(), CARD).sm_ratio is None
 
 
 def test_time_of_a_process_that_just_left_counts_for_its_container() -> None:
@@ -228,9 +220,7 @@ def test_time_of_a_process_that_just_left_counts_for_its_container() -> None:
     node.collect()
     node.gpus[0].late_samples = (ProcessSample(11, 0.2, 0.1, 0.0, 0.0),)
     node.processes.pop()
-    found = use(node.collect(), pod.full(), CARD)
-    assert found is not None
-    assert found.sm_ratio == 0.5
+    assert pod.use(node.collect(), CARD).sm_ratio == 0.5
 
 
 def test_ratios_of_a_container_are_sums_over_its_processes() -> None:
@@ -238,13 +228,11 @@ def test_ratios_of_a_container_are_sums_over_its_processes() -> None:
     pod = shared("a", 0)
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod), Process(11, CARD, pod)])
     node.gpus[0].late_samples = (ProcessSample(10, 0.5, 0.25, 0.5, 0.125), ProcessSample(11, 0.25, 0.125, 0.25, 0.5))
-    found = use(node.collect(), pod.full(), CARD)
-    assert found is not None
+    found = pod.use(node.collect(), CARD)
     ratios = (found.sm_ratio, found.memory_controller_busy_ratio, found.encoder_ratio, found.decoder_ratio)
     assert ratios == (0.75, 0.375, 0.75, 0.625)
     node.gpus[0].late_samples = tuple(ProcessSample(pid, 0.75, 0.75, 0.75, 0.75) for pid in (10, 11))
-    found = use(node.collect(), pod.full(), CARD)
-    assert found is not None
+    found = pod.use(node.collect(), CARD)
     ratios = (found.sm_ratio, found.memory_controller_busy_ratio, found.encoder_ratio, found.decoder_ratio)
     assert ratios == (1.0, 1.0, 1.0, 1.0)
 
@@ -261,8 +249,7 @@ def test_process_of_a_pod_without_any_trace_is_unknown() -> None:
 
 @pytest.mark.parametrize("up_before", [True, False])
 def test_short_list_makes_no_pod_gone(up_before: bool) -> None:
-    """A kubelet that lists only static pods may not know the others yet: while traces of a pod exist, it is not
-    gone, neither for a gpumap that was up before nor for one that has just started."""
+    """A kubelet that lists only static pods may not know the others yet: a pod with traces is not gone."""
     pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})
     agent = Pod("gpumap", "gpumap-x", {"main": {}})
     node = TestNode([Gpu(0)], [pod, agent], [Process(10, CARD, pod)])
@@ -279,8 +266,7 @@ def test_short_list_makes_no_pod_gone(up_before: bool) -> None:
 
 
 def test_two_collections_close_together_accuse_no_pod() -> None:
-    """When the kubelet has news collections may be a quarter of a second apart: a suspicion must last a while longer.
-    What was said once is not taken back."""
+    """A suspicion must last a while if collections are pushed. What was reported once is not taken back."""
     pod = Pod("ml", "p", {"main": {}})
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)], allocatable=OFFER)
     node.collect()
@@ -324,9 +310,7 @@ def test_container_in_no_pods_cgroup_is_found_by_its_link() -> None:
     node.processes = [Process(10, CARD, pod, cgroup=cgroup), Process(11, CARD, None, memory=2 * GIB, cgroup=stranger)]
     snapshot = node.collect()
     assert (owners(snapshot, CARD)["assigned"], owners(snapshot, CARD)["host"]) == (GIB, 2 * GIB)
-    found = use(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert found.memory_bytes == GIB
+    assert pod.use(snapshot, CARD).memory_bytes == GIB
 
 
 @pytest.mark.parametrize(
@@ -334,8 +318,7 @@ def test_container_in_no_pods_cgroup_is_found_by_its_link() -> None:
     [(None, "assigned"), ({}, "unknown"), ({"nvidia.com/gpu.shared": [f"{CARD}::1"]}, "assigned")],
 )
 def test_sibling_of_a_holder_is_unknown_without_container_names(side: dict[str, list[str]] | None, owner: str) -> None:
-    """Without log directories a process has only a pod. If some of its containers hold the device, it may be one of the
-    others: `unknown`."""
+    """Without log directories a process has only a pod."""
     pod = shared("pair", 0)
     if side is not None:
         pod.ids["side"] = side
@@ -376,8 +359,7 @@ def test_what_an_old_kubelet_leaves_out_and_no_row_shows_is_unknown(odd: str) ->
 
 
 def test_recreated_pod_with_a_claim_is_known_by_its_newer_log_tree() -> None:
-    """A DRA pod that is re-created under its name is `assigned` at once, while its predecessor's tree still exists. A
-    process of the predecessor is not accused."""
+    """A DRA pod that is re-created under its name is `assigned` at once, while its predecessor's tree still exists."""
     claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "ml", "claim")]}
     old = Pod("ml", "db", claims=claims)
     node = TestNode([Gpu(0)], [old], [Process(10, CARD, old)])
@@ -412,9 +394,7 @@ def test_name_that_the_list_lost_is_another_pod_when_it_is_back() -> None:
     assert use(node.collect(), new.full(), CARD) is None
     new.has_tree = new.has_links = True
     node.processes.append(Process(11, CARD, new, memory=3 * GIB))
-    found = use(node.collect(), new.full(), CARD)
-    assert found is not None
-    assert found.memory_bytes == 3 * GIB
+    assert new.use(node.collect(), CARD).memory_bytes == 3 * GIB
 
 
 def test_checkpoint_that_contradicts_a_log_directory_accuses_no_pod() -> None:
@@ -430,8 +410,7 @@ def test_checkpoint_that_contradicts_a_log_directory_accuses_no_pod() -> None:
 
 @pytest.mark.parametrize("source", ["log tree", "Pods API"])
 def test_ended_pod_keeps_the_name_that_any_source_gave(source: str) -> None:
-    """gpumap starts after the end of a pod, so no List ever has its name. Then the source of its name is gone as well,
-    and a pod with the same container and device is listed before the kubelet writes the checkpoint."""
+    """gpumap starts after the end of a pod, so no List ever has its name."""
     old = Pod("ml", "job-1", {"main": {"nvidia.com/gpu": [str(CARD)]}}, listed=False, has_links=False)
     new = Pod("ml", "job-2", {"main": {"nvidia.com/gpu": [str(CARD)]}}, in_checkpoint=False, has_tree=False)
     node = TestNode([Gpu(0)], [old, Pod("ml", "other", {"main": {}})], [Process(10, CARD, old)])
@@ -542,8 +521,7 @@ def test_finding_of_another_process_begins_again(pid: int, start: int) -> None:
 
 
 def test_leftover_is_found_after_the_kubelet_had_time_to_end_it() -> None:
-    """`kubectl delete --force` removes the pod at once, and the kubelet then ends its process. The owner is `gone`,
-    and `gpumap waste`, the map and the page of a browser report a leftover only if that lasts for 10 s."""
+    """`kubectl delete --force` removes the pod at once, and the kubelet then ends its process."""
     pod, other = Pod("ml", "old", {"main": {"nvidia.com/gpu": [CARD]}}), Pod("ml", "other", {"main": {}})
     node = TestNode([Gpu(0)], [pod, other], [Process(10, CARD, pod)])
     node.collect()
@@ -588,8 +566,7 @@ def test_compute_instances_of_one_gpu_instance_show_its_memory_whole() -> None:
 
 
 def test_a_process_on_two_compute_instances_is_a_part_on_each() -> None:
-    """Each row is its own instance's (the kernel sums memory by the instance that it was opened on), and a sibling's
-    on the other; the container's series add up to the process."""
+    """Each row is its own instance's, and a sibling's on the other; the container's series add up."""
     first, second, alone = mig_uuid(0, 1, 0), mig_uuid(0, 1, 1), mig_uuid(0, 2, 0)
     both = Pod("ml", "both", {"main": {"nvidia.com/mig-1c.3g.40gb": [str(first), str(second)]}})
     node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 2), (2, 0, 1)])], [both])

@@ -11,7 +11,6 @@ from gpumap.agent.metrics import native
 from gpumap.model.observations import ClaimDevice, NvmlReading, Observed
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Source
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 
 CARD = gpu_uuid(0)
@@ -21,33 +20,6 @@ def one_pod() -> tuple[TestNode, Pod]:
     pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})
     offered = {"nvidia.com/gpu": [str(CARD), str(gpu_uuid(1))]}
     return TestNode([Gpu(0), Gpu(1)], [pod], [Process(10, CARD, pod)], offered), pod
-
-
-def test_record_of_the_sources() -> None:
-    """Each attempt and failure is counted with its reason. A source that failed keeps the time of its last success."""
-    node, _ = one_pod()
-    first, node.down = node.collect(), {"kubelet"}
-    failed, node.down = node.collect(), set()
-    again = node.collect()
-    node.down, node.kubelet_reason = {"kubelet"}, "odd"
-    assert [one.errors["odd"] for one in node.collect().node.sources if "odd" in one.errors] == [1]
-    found = [next(one for one in each.node.sources if one.source == Source.KUBELET) for each in (first, failed, again)]
-    assert [(one.up, one.attempts, one.failures, one.errors["socket_missing"]) for one in found] == [
-        (True, 1, 0, 0),
-        (False, 2, 1, 1),
-        (True, 3, 1, 1),
-    ]
-    assert [(one.reason, one.detail) for one in found] == [
-        ("", ""),
-        ("socket_missing", "socket_missing of the test"),
-        ("", ""),
-    ]
-    assert [each.answered[Source.KUBELET] for each in (first, failed, again)] == [1005.0, 1005.0, 1015.0]
-    assert [(round(one.seconds, 6), one.last_seconds) for one in found] == [
-        (0.001, 0.001),
-        (0.002, 0.001),
-        (0.003, 0.001),
-    ]
 
 
 def test_collections_are_counted_by_what_started_them() -> None:
@@ -105,8 +77,7 @@ def test_stale_list_is_not_served_but_measured_use_stays() -> None:
     node.down.add("kubelet")
     for _ in range(13):
         snapshot = node.collect()
-    found = row(snapshot, pod.full(), CARD)
-    assert found is not None
+    found = pod.row(snapshot, CARD)
     assert not found.holds
     assert found.use is not None
     assert found.use.memory_bytes == GIB
@@ -128,9 +99,7 @@ def test_new_pod_is_not_called_gone_while_identity_is_of_an_earlier_collection()
         assert owners(snapshot, gpu_uuid(1))["unknown"] == GIB
         assert set(owners(snapshot, gpu_uuid(1))) == {"assigned", "host", "unknown", "unaccounted"}
         assert use(snapshot, new.full(), gpu_uuid(1)) is None, "it is not idle either"
-    found = use(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert found.memory_bytes == GIB
+    assert pod.use(snapshot, CARD).memory_bytes == GIB
 
 
 def test_snapshot_has_the_time_when_its_memory_gets_too_old() -> None:
@@ -158,9 +127,7 @@ def test_restarted_kubelet_that_lists_nothing_yet_keeps_existing_pods() -> None:
     pod.listed = False
     node.pods.remove(ended)
     snapshot = node.collect()
-    found = row(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert found.holds
+    assert pod.row(snapshot, CARD).holds
     assert owners(snapshot, CARD)["assigned"] == GIB
     assert row(snapshot, ended.full(), gpu_uuid(1)) is None, "its directory is gone: it is too"
     for _ in range(12):
@@ -178,9 +145,7 @@ def test_kubelet_that_was_away_begins_the_grace(reason: str, then: str) -> None:
         node.down = {"kubelet"}
         node.collect()
     node.down, pod.listed = set(), False
-    found = row(node.collect(), pod.full(), CARD)
-    assert found is not None
-    assert found.holds
+    assert pod.row(node.collect(), CARD).holds
 
 
 def test_slow_kubelet_was_not_away() -> None:
@@ -202,8 +167,7 @@ def test_nvml_down_keeps_allocation_by_the_uuid_that_the_id_carries() -> None:
     node.pods.append(odd)
     node.down.add("nvml")
     snapshot = node.collect()
-    found = row(snapshot, pod.full(), CARD)
-    assert found is not None
+    found = pod.row(snapshot, CARD)
     assert (found.allocated_gpus, found.allocated_memory_bytes, found.use) == (1.0, None, None)
     assert [(u.reason, u.slots) for u in snapshot.node.unmatched] == [("unparsed", 1)]
     assert all(leaf.gpu_uuid is None and leaf.memory is None for leaf in snapshot.node.devices)
@@ -248,8 +212,7 @@ def test_gpu_that_was_at_fault_from_the_start_has_no_last_success() -> None:
 
 
 def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -> None:
-    """A reading may lack the MIG mode, and then has no instances. The devices keep their holders, and the values of the
-    whole GPU are not theirs."""
+    """A reading may lack the MIG mode, and then has no instances."""
     gpu, leaf = Gpu(0, mig=[(1, 0, 3)]), mig_uuid(0, 1, 0)
     pod = Pod("ml", "on-mig", {"main": {"nvidia.com/mig-3g.40gb": [str(leaf)]}})
     node = TestNode([gpu], [pod], [Process(10, leaf, pod)])
@@ -265,8 +228,7 @@ def test_partitioned_gpu_that_does_not_report_its_mode_keeps_its_mig_devices() -
     assert [(one.uuid, one.holders) for one in during.node.devices] == [
         (one.uuid, one.holders) for one in before.node.devices
     ]
-    found = row(during, pod.full(), leaf)
-    assert found is not None
+    found = pod.row(during, leaf)
     assert (found.allocated_gpus, found.use, owners(during, leaf)) == (3 / 7, None, {})
 
 
@@ -304,9 +266,7 @@ def test_peak_is_the_most_since_first_seen_and_restarts_with_a_new_pod() -> None
         peaks.append(found and found.memory_peak_bytes)
     assert peaks == [GIB, 5 * GIB, 5 * GIB]
     pod.generation = 1
-    found = use(node.collect(), pod.full(), CARD)
-    assert found is not None
-    assert found.memory_peak_bytes == 2 * GIB
+    assert pod.use(node.collect(), CARD).memory_peak_bytes == 2 * GIB
 
 
 def test_peak_of_a_predecessor_is_not_served_while_the_uid_is_not_known() -> None:
@@ -316,8 +276,7 @@ def test_peak_of_a_predecessor_is_not_served_while_the_uid_is_not_known() -> Non
     pod.listed, pod.in_checkpoint = False, False
     node.processes.clear()
     node.pods.append(replace(pod, generation=1, listed=True, has_tree=False))
-    holder = row(node.collect(), pod.full(), CARD)
-    assert holder is not None
+    holder = pod.row(node.collect(), CARD)
     assert holder.use is not None
     assert (holder.use.memory_bytes, holder.use.memory_peak_bytes) == (0, None)
     assert holder.watch is not None
@@ -355,8 +314,7 @@ def test_last_active_is_first_seen_until_it_computes() -> None:
     node, pod = one_pod()
 
     def last_active() -> float | None:
-        holder = row(node.collect(), pod.full(), CARD)
-        assert holder is not None
+        holder = pod.row(node.collect(), CARD)
         return holder.watch.last_active if holder.watch else None
 
     assert last_active() == last_active() == node.now.wall - 5
@@ -407,9 +365,7 @@ def test_ended_pod_listed_beside_its_successor_changes_nothing() -> None:
     node.collect()
     snapshot = node.collect()
     assert owners(snapshot, CARD)["assigned"] == GIB
-    found = use(snapshot, live.full(), CARD)
-    assert found is not None
-    assert found.memory_bytes == GIB
+    assert live.use(snapshot, CARD).memory_bytes == GIB
 
 
 def test_grace_outlasts_a_collection_without_evidence() -> None:
@@ -425,9 +381,7 @@ def test_grace_outlasts_a_collection_without_evidence() -> None:
     node.collect()
     node.down = set()
     snapshot = node.collect()
-    found = row(snapshot, pod.full(), CARD)
-    assert found is not None
-    assert found.holds
+    assert pod.row(snapshot, CARD).holds
     assert owners(snapshot, CARD)["gone"] == 0
 
 
@@ -518,8 +472,7 @@ def holder_counts(snapshot: Snapshot) -> list[int | None]:
 
 
 def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
-    """A slot that gpumap cannot place may be on each device: none of them has 0 holders. One that names a device of
-    another node is on none of them."""
+    """A slot that gpumap cannot place may be on each device: none of them has 0 holders."""
     node, pod = one_pod()
     assert holder_counts(node.collect()) == [1, 0]
     odd = Pod("ml", "odd", {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-0"]}})
@@ -552,8 +505,7 @@ def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
 
 @pytest.mark.parametrize("by", ["claim", "id", "placement"])
 def test_slot_by_minor_may_be_on_a_gpu_without_a_known_minor(by: str) -> None:
-    """A driver may refuse the minor of a GPU. Until it answers, the GPU may be the one that a slot names by its minor:
-    the slot is `device_down`, and only a GPU with another minor has 0 holders. Nor has it 0 allocatable slots."""
+    """A driver may refuse the minor of a GPU."""
     gpus = [Gpu(0, mig=[(2, 0, 4)] if by == "placement" else None, has_minor=False), Gpu(1)]
     if by == "id":
         pod = Pod("ml", "p", {"main": {"nvidia.com/gpu": ["nvidia0"]}})

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 
-from gpumap.agent.join import Memory
 from gpumap.agent.published import published
 from gpumap.cli.commands import top as top_report
 from gpumap.cli.commands import waste as waste_report
@@ -34,7 +33,7 @@ from tests.command import run_command_in_loop
 from tests.demo_process import fetch
 from tests.examples import examples
 from tests.generated import runs
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, holder, mig_uuid
 from tests.shown import (
     changed,
     changed_in,
@@ -52,10 +51,6 @@ from tests.shown import (
 from tests.snapshots import with_node
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
-
-
-def holder(name: str, *uuids: str, resource: str = "nvidia.com/gpu") -> Pod:
-    return Pod("ml", name, {"main": {resource: list(map(str, uuids))}})
 
 
 def busy() -> TestNode:
@@ -101,21 +96,6 @@ def test_top_has_a_row_for_each_container_and_device() -> None:
     assert rows[3] == ["-", "-", "-", "1", "2.0GiB", "2%", "-", "0%", "1", "host"]
     assert rows[4][:5] == ["ml", "idle", "main", "1", "0"]
     assert [row[9] for row in rows[4:]] == ["assigned"], "the small remainders have no rows"
-
-
-def test_top_accounts_for_all_memory() -> None:
-    """The rows of a device add up to what it uses, whatever is on it."""
-    node = busy()
-    leave(node, "work")
-    node.collect()
-    found = published(node.collect())
-    for shape in (Shape(), Shape(processes=True)):
-        rows = top_values(found, shape)["rows"]
-        for device in found.devices:
-            shown = [row["memory_bytes"] for row in rows if row["uuid"] == device.uuid]
-            assert device.memory is not None
-            assert sum(shown) == device.memory.used_bytes
-        assert [row["pod"] for row in rows if row["owner"] == "gone"][:1] == ["work"]
 
 
 def test_top_by_process() -> None:
@@ -206,35 +186,6 @@ def test_waste_is_told_worst_first() -> None:
     assert "its pod no longer exists, but left PID 12 miner" in text
 
 
-def test_a_leftover_is_no_squatter_and_a_newcomer_is_neither() -> None:
-    """An accusation takes two collections; until then nothing is found."""
-    node = busy()
-    node.pods.append(Pod("ml", "new", {"main": {}}))
-    node.processes.append(Process(20, OTHER, node.pods[-1]))
-    assert "new" not in str(wasted(published(node.collect())))
-    assert wasted(published(node.collect()))["squatter"] == ("squat", "new")
-
-
-def test_idle_takes_time_where_memory_is_held() -> None:
-    """A holder with a process that computes nothing is idle after --idle-after, not before."""
-    lazy = holder("lazy", CARD)
-    node = TestNode([Gpu(0)], [lazy], [Process(10, CARD, lazy, memory=80 * GIB, sm=0.5)])
-    node.collect()
-    node.processes = [Process(10, CARD, lazy, memory=80 * GIB)]
-    found = published(node.collect(seconds=60))
-    assert wasted(found) == {}
-    assert "gpumap has not watched these holders for long enough (idle, unused): ml/lazy." in waste_table(
-        found, Shape()
-    )
-    assert wasted(judged_again(found, idle_after_seconds=30.0)) == {"idle": ("lazy",)}
-    assert wasted(published(node.watch(60.0))) == {}
-    found = published(node.watch(240.0))
-    assert wasted(found) == {"idle": ("lazy",)}
-    assert "no activity seen for at least 6m" in waste_table(found, Shape())
-    node.processes = [Process(10, CARD, lazy, memory=80 * GIB, sm=0.01)]
-    assert wasted(published(node.collect())) == {}
-
-
 def test_the_idle_time_of_a_holder_that_gpumap_saw_at_work_is_exact() -> None:
     """Another holder may have rested before gpumap first looked."""
     new = holder("new", CARD)
@@ -305,20 +256,6 @@ def test_a_new_pod_is_not_judged() -> None:
     assert "no process seen for at least 7m" in waste_table(found, Shape())
 
 
-def test_nobody_is_judged_right_after_the_start_of_an_agent() -> None:
-    """Not a holder without a process, and not one that leaves its grant unused: gpumap has not watched them."""
-    work = holder("work", CARD)
-    node = TestNode([Gpu(0), Gpu(1)], [work, holder("idle", OTHER)], [Process(10, CARD, work, sm=0.5)])
-    for _ in range(3):
-        found = published(node.collect())
-        assert wasted(found) == {}
-        assert found.finding_sums is not None
-        assert (found.finding_sums["idle_holders"], found.finding_sums["unused_bytes"]) == (None, None), "not 0"
-    assert wasted(published(node.watch())) == {"idle": ("idle",), "unused": ("work",)}
-    node.memory = Memory()
-    assert wasted(published(node.collect())) == {}
-
-
 def test_a_node_whose_source_is_back_is_not_judged() -> None:
     """What happened meanwhile is unknown: the time of each holder starts again."""
     node = busy()
@@ -329,16 +266,6 @@ def test_a_node_whose_source_is_back_is_not_judged() -> None:
     node.collect()
     assert wasted(published(node.collect())) == {"squatter": ("squat",)}
     assert wasted(published(node.watch())) == {"squatter": ("squat",), "idle": ("idle",), "unused": ("work",)}
-
-
-def test_a_pod_of_the_same_name_is_new() -> None:
-    """A pod that was made again has its own time."""
-    old = holder("db-0", CARD)
-    node = TestNode([Gpu(0)], [old])
-    assert wasted(published(node.watch())) == {"idle": ("db-0",)}
-    node.pods = [replace(old, generation=1)]
-    assert wasted(published(node.collect(seconds=5))) == {}
-    assert wasted(published(node.watch())) == {"idle": ("db-0",)}
 
 
 def test_little_that_is_unused_is_no_finding() -> None:

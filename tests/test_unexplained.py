@@ -24,8 +24,8 @@ from gpumap.model.node import Finding, Unjudged
 from gpumap.model.readings import DeviceMemory, GpuProcess, ProcessSample, Uuid
 from gpumap.model.snapshot import Snapshot
 from tests import standin
-from tests.lives import CARD, holder
-from tests.nodes import GIB, Gpu, Process, TestNode, gpu_uuid, mig_uuid, use
+from tests.lives import CARD
+from tests.nodes import GIB, Gpu, Process, TestNode, gpu_uuid, holder, mig_uuid, use
 from tests.test_identity_sources import CID, UID, make_process, own_at
 from tests.worker import Start
 
@@ -161,8 +161,7 @@ def test_a_gone_pid_stops_no_judgement_once_it_is_a_leak() -> None:
     assert use(early, HOLDER.full(), CARD) is None
     assert {("squatter", "unknown_process"), ("leftover", "unknown_process")} <= unjudged(early)
     late = node.watch(60.0)
-    holder_use = use(late, HOLDER.full(), CARD)
-    assert holder_use is not None
+    holder_use = HOLDER.use(late, CARD)
     assert (holder_use.memory_bytes, holder_use.processes, holder_use.sm_ratio) == (0, 0, 0.0)
     assert unjudged(late) == {("not_offered", "offers_unknown")}
     assert kinds(node.watch()) == {"unexplained", "idle"}
@@ -248,9 +247,7 @@ def test_a_card_that_is_busy_without_a_process_is_found(utilization: float) -> N
     (idle,) = (finding for finding in snapshot.node.findings or () if finding.finding == "idle")
     assert (idle.pod, idle.why) == ("trainer", "no process seen for at least 10m")
     assert unjudged(snapshot) == {("not_offered", "offers_unknown")}
-    holder_use = use(snapshot, HOLDER.full(), CARD)
-    assert holder_use is not None
-    assert holder_use.sm_ratio == 0.0
+    assert HOLDER.use(snapshot, CARD).sm_ratio == 0.0
     assert kinds(node.watch()) == {"unexplained", "idle"}
 
 

@@ -214,10 +214,7 @@ async def test_colours_can_be_turned_off(fake: FakeAgent, variable: str, value: 
 
 
 async def test_watch_repaints_in_place(fake: FakeAgent) -> None:
-    """Each frame begins at the top left and clears what is left of the last one; nothing is wiped before it is painted.
-
-    What is asked and the time are above; the frame fits the terminal, also after it was resized. Ctrl-C ends it: 0.
-    """
+    """Each frame begins at the top left, fits the terminal and clears what is left of the last one."""
     arguments = ("waste", "--watch", "--interval", "100ms", "--sort-by", "used", "--url", fake.url)
     with terminal(*arguments, columns=120, lines=20) as shown:
         await shown.until(lambda _: len(shown.frames) >= 3, "it does not repaint")

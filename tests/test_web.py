@@ -18,6 +18,7 @@ from pathlib import Path
 import aiohttp
 import jsonschema
 import pytest
+from msgspec import structs
 
 from gpumap.agent.dialects.small import POD_GPU_MAP, node_family
 from gpumap.agent.flags import DEFAULT_GROUPS
@@ -26,13 +27,14 @@ from gpumap.agent.web.app import application
 from gpumap.agent.web.pages import Pages
 from gpumap.agent.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
 from gpumap.agent.web.requests import is_foreign
-from gpumap.model.node import ContainerOnDevice, Device, Gpu, Grant, Node, OwnerUse, SourceHealth, Use
+from gpumap.model.node import SourceHealth
 from gpumap.model.observations import Moment
-from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
+from gpumap.model.readings import DeviceMemory, Uuid
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.terms import Owner, Source
+from gpumap.model.terms import Source
 from tests.agent import run_agent, until
 from tests.demo_process import GPUMAP
+from tests.dialect_pages import card, holder, node, used
 from tests.memory_group import memory_group
 from tests.snapshots import busy_node, with_node
 
@@ -60,44 +62,17 @@ PROMETHEUS_TEXT_ONLY = "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text
 
 def snapshot(at: float = 0.0, containers: int = 2) -> Snapshot:
     """One GPU held by some containers, of which the first has a name that must be escaped."""
-    memory = DeviceMemory(total_bytes=80 << 30, used_bytes=3 << 30, free_bytes=77 << 30)
-    gpu = Gpu(UUID, 0, 0, "00000000:3B:00.0", "NVIDIA A100", False, None, 0.0, 1.0, GpuReading(0, memory=memory))
-    use = Use(1 << 30, 2 << 30, 1, 0.25, 0.1, 0.0, 0.0)
-    grant = Grant({"nvidia.com/gpu": 1}, 1.0)
-    pods = [WEIRD if number == 0 else f"pod-{number}" for number in range(containers)]
+    pods = [WEIRD, *(f"pod-{number}" for number in range(1, containers))]
+    holders = [holder(("ml", pod, "main"), UUID, used(1024, 0.25)) for pod in pods]
     moment = Moment(at, 1_700_000_000.0 + at)
-    rows = tuple(ContainerOnDevice("ml", pod, "main", UUID, grant=grant, use=use) for pod in pods)
-    node = Node(
-        timestamp=moment.wall,
-        name="7-node.example",
-        internal_ip="10.0.0.1",
-        sources=tuple(
-            SourceHealth(
-                source.value, up=True, last_success=moment.wall, attempts=3, seconds=0.5, errors={"rate_limited": 2}
-            )
-            for source in Source
-        ),
-        capabilities={"pid_visibility": True},
-        gpus=(gpu,),
-        devices=(
-            Device(
-                UUID,
-                UUID,
-                0,
-                memory=memory,
-                holders=containers,
-                owners=(OwnerUse(Owner.ASSIGNED, 3 << 30, 2),),
-                containers=rows,
-            ),
-        ),
+    sources = tuple(
+        SourceHealth(source.value, up=True, last_success=moment.wall, attempts=3, errors={"rate_limited": 2})
+        for source in Source
     )
-    return Snapshot(
-        at=moment,
-        node=node,
-        containers=rows,
-        answered=dict.fromkeys(Source, at),
-        collections=(("interval", 3),),
-    )
+    made = node("7-node.example", [card(0, UUID, "NVIDIA A100")], holders)
+    devices = (structs.replace(*made.node.devices, memory=DeviceMemory(80 << 30, 3 << 30, 77 << 30)),)
+    made = with_node(made, devices=devices, sources=sources, timestamp=moment.wall)
+    return replace(made, at=moment, answered=dict.fromkeys(Source, at), collections=(("interval", 3),))
 
 
 @dataclass
@@ -411,8 +386,7 @@ async def test_readiness_is_lost_without_new_snapshots(site: Site) -> None:
 
 
 async def test_a_stale_snapshot_is_not_served(site: Site) -> None:
-    """Past --stale-after the page is 200 with what gpumap says of itself, without any counter of GPUs or containers;
-    the map keeps its form, is empty, and says why."""
+    """Past --stale-after the page has only what gpumap says of itself; the map is empty, and says why."""
     site.pages.publish(replace(busy_node(2), at=Moment(0.0, 0.0)))
     site.seconds = STALE_AFTER_SECONDS
     current = (await site.get("/metrics"))[2]

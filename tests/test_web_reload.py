@@ -37,8 +37,7 @@ async def following(own: Path, config: str, caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_a_renewed_certificate(own: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """New connections get the new one, those of before are ended after their answer; a pair of which only one half is
-    there yet is not taken, and said at most once."""
+    """New connections get the new one, old ones end after their answer; half a pair is not taken."""
     async with following(own, TLS, caplog) as site:
         before = ssl.create_default_context(cafile=own / "ca.crt")
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port, ssl=before)

@@ -38,8 +38,7 @@ async def test_tls_alone(folder: Path) -> None:
 
 
 async def test_client_certificates(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where they are required, one of the authority's is let in, none is 403, another one ends the handshake, which the
-    log says, and not each time; a probe has none and is answered."""
+    """Where they are required, one of the authority's is let in, none is 403, and another ends the handshake."""
     caplog.set_level(logging.INFO, "gpumap.agent.web.port")
     async with secured(folder, CLIENTS) as site:
         assert await site.status("/metrics", *SHOWN) == 200

@@ -132,10 +132,7 @@ def make_source(tmp_path: Path, library: Path) -> NvmlSource:
 
 
 async def test_no_event_outside_the_blind_time_is_lost(source: NvmlSource, tmp_path: Path) -> None:
-    """While NVML is initialised again, the worker killed, the driver released, and a GPU lost, again and again.
-
-    Each event of a time with a listener is counted, none is counted twice; the blind time is the time without one.
-    """
+    """While NVML is initialised again, the worker killed, the driver released, and a GPU lost, again and again."""
     counting = Counting(source)
     with Driving(tmp_path / "state") as driving:
         for number in range(READS):

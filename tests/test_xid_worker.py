@@ -257,8 +257,7 @@ def test_event_sets_are_freed_before_nvml_is_shut_down(start: Start, tmp_path: P
 
 
 def test_registrations_leave_no_descriptor_and_no_thread(start: Start) -> None:
-    """Twenty more registrations leave no file descriptor and no thread each. A busy machine makes the worker start one
-    more thread for its reads."""
+    """Twenty more registrations leave no file descriptor and no thread each."""
     driver = Driver(gpus=[Gpu(A)])
     worker = listener(start, driver)
     sizes = []

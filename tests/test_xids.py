@@ -196,10 +196,7 @@ SESSIONS = st.lists(
 
 @given(SESSIONS)
 def test_blind_time_is_never_less_than_the_time_without_a_listener(sessions: list[Session]) -> None:
-    """It never goes back, is at most all the time since the GPU was first seen, and at least what no stretch covers.
-
-    So it is whatever fails in between, and however far the proofs lag behind.
-    """
+    """It never goes back, is at most all the time since the GPU was first seen, and at least what no stretch covers."""
     node, now = XidNode().collect(100.0), 100.0
     first_seen, covered, blind = now, [(now, now)], 0.0
     for session in sessions:

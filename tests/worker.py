@@ -14,6 +14,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumap.agent.nvml_worker import wire
+from gpumap.agent.sources.nvml import NvmlSource
+from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading
 from tests import standin
 from tests.standin import Driver
@@ -150,3 +152,13 @@ def starting(state: Path, libraries: Path) -> Iterator[Start]:
         for worker in workers:
             worker.process.kill()
             worker.process.communicate()
+
+
+async def measure(driver: Driver, folder: Path) -> NvmlReading:
+    """What a worker says of a driver."""
+    driver.write(folder / "state")
+    source = NvmlSource(["env", f"STANDIN_STATE={folder / 'state'}", *worker_command(standin.build(standin.LIBRARIES))])
+    try:
+        return (await source.read(1.0, 60.0)).value
+    finally:
+        await source.close()

@@ -22,9 +22,8 @@ from tests.browser.browser import WATCHED, Site, Tab, tab
 from tests.browser.test_page import UUID, cards, holder, partitioned, row, shared_card
 from tests.browser.test_page import start_browser as start_browser  # the fixture `browser`
 from tests.browser.test_page import start_site as start_site  # the fixture `site`
-from tests.generated import runs
+from tests.generated import answer, runs
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.sharing import answer
 from tests.shown import top_values, waste_values
 
 Document = dict[str, Any]

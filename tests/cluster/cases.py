@@ -14,7 +14,7 @@ from tests.cluster import layout
 from tests.cluster.gpu_node import GpuNode, values
 from tests.cluster.layout import GPUSHARE, MIG, SHARED, WHOLE
 from tests.cluster.workloads import IDLE, Work, Workload, use
-from tests.node import MIB
+from tests.machine import MIB
 
 FULL = ("gpumap", "gpumap-fast")
 """The gpumaps that may see everything."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.node import LiveNode
 from tests.deploy.image import needs_root
-from tests.node import short_directory
+from tests.machine import short_directory
 
 
 @pytest.fixture(name="node_folder", scope="module")

@@ -9,7 +9,7 @@ from tests.cluster.cases import MEMORY, ONE_GPU, pod, process_of
 from tests.cluster.gpu_node import PATIENCE_SECONDS, GpuNode, values
 from tests.cluster.recorder import POLL_SECONDS, Recorder
 from tests.cluster.workloads import Work, Workload, use
-from tests.node import MIB
+from tests.machine import MIB
 
 PODS = 6
 OFTEN_SECONDS = 0.01

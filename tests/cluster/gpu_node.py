@@ -19,7 +19,7 @@ from tests.cluster.node import DEVICE_PLUGINS, LiveNode, RunningContainer
 from tests.cluster.recorder import Recorder
 from tests.cluster.truth import Watch
 from tests.cluster.workloads import Workload
-from tests.truth import Span
+from tests.laws import Span
 
 DRIVER = Path("/var/lib/nvml")
 """The driver's folder on the node."""

@@ -11,7 +11,7 @@ from tests import laws
 from tests.cluster.recorder import Answer, Recorder
 from tests.cluster.truth import RELEASE_SECONDS, Truth
 from tests.exposed import Page
-from tests.truth import Span, Window
+from tests.laws import Span, Window
 
 LONGEST_READ_SECONDS = 5.0
 """From a collection's first read to its end: a source's deadline."""

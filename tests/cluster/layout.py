@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tests import standin
 from tests.cluster.device_plugin import Allocation, Resource, by_id, gpushare, replicas
-from tests.node import GIB, MIB, gpu_uuid
+from tests.machine import GIB, MIB, gpu_uuid
 
 WHOLE, SHARED, MIG, GPUSHARE = "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "aliyun.com/gpu-mem"
 GPUS = 21

@@ -12,7 +12,7 @@ from tests import standin
 from tests.cluster.device_plugin import Allocations, DevicePlugin, by_id
 from tests.cluster.node import DEVICE_PLUGINS, LiveNode, busybox_pod
 from tests.demo_process import GPUMAP
-from tests.node import WHOLE, gpu_uuid
+from tests.machine import WHOLE, gpu_uuid
 from tests.prometheus import eventually
 
 pytestmark = pytest.mark.cluster

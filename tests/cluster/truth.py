@@ -18,8 +18,8 @@ from typing import NamedTuple, Self
 from gpumap.model.terms import ContainerName
 from tests.cluster import layout
 from tests.cluster.device_plugin import ALLOCATION, Allocation, Allocations
-from tests.node import MIB
-from tests.truth import NEVER, Holding, Pod, Process, Span, Window
+from tests.laws import NEVER, Holding, Pod, Process, Span, Window
+from tests.machine import MIB
 
 SCAN_SECONDS = 0.02
 RELEASE_SECONDS = 20.0

@@ -186,11 +186,7 @@ def test_external_metrics_say_nothing_of_what_is_unknown(scraped: Prometheus, wo
     ],
 )
 def test_keda_asks_what_the_rules_answer(scraped: Prometheus, workload: str, expected: list[float]) -> None:
-    """KEDA's query, and the docs' on the rules, give the same mean of a Deployment's known pods as one element.
-
-    Beside them are a pod with a slot on no device, a pod that uses a GPU of which nothing is known, Jobs with near
-    names, and what a second scrape left that has ended. Where nothing is known, neither has an answer.
-    """
+    """KEDA's query, and the docs' on the rules, give the same mean of a Deployment's known pods as one element."""
     (on_rules,) = (query for query in blocks("promql") if "namespace_workload_pod" in query)
     queries = (QUERY.replace("llm-", f"{workload}-"), on_rules.replace('"llm"', f'"{workload}"'))
     for query in queries:

@@ -93,10 +93,7 @@ def test_a_choice_is_obeyed(servers: Servers, places: Sequence[Mapping[str, str]
 
 @each_target
 def test_a_cluster_with_a_name_answers_too(servers: Servers, asked: Asked) -> None:
-    """Where Prometheus has the label `cluster` and one is chosen, the same queries have data, each thing once.
-
-    If targets report different names of a GPU, one counts, and nothing is of gpumap's own pod.
-    """
+    """Where Prometheus has the label `cluster` and one is chosen, the same queries have data, each thing once."""
     answers: list[dict[str, str]] = []
 
     def answered() -> bool:

@@ -136,10 +136,7 @@ def test_sums_over_one_level_are_those_over_another(fleet: Prometheus, name: str
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_is_within_its_whole(fleet: Prometheus, name: str) -> None:
-    """In no namespace and on no node is a part without its whole, or more than it.
-
-    Soon, at least: the two rules are evaluated one after the other, and a busy Prometheus may store a scrape between.
-    """
+    """In no namespace and on no node is a part without its whole, or more than it."""
 
     def wrong() -> list[tuple[Mapping[str, str], float]]:
         moment = just_now()

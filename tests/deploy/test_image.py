@@ -35,7 +35,7 @@ from tests.deploy.image import (
     needs_root,
 )
 from tests.deploy.image_bases import BUILD, RUNTIME, run
-from tests.node import Node, gpu_uuid
+from tests.machine import Node, gpu_uuid
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,7 @@ from tests.demo_process import environment
 from tests.faults.expected import matches
 from tests.faults.matrix import Fault
 from tests.faults.site import running
-from tests.node import short_directory
+from tests.machine import short_directory
 
 
 def exits_with(code: int) -> tuple[str]:

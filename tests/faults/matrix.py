@@ -9,8 +9,6 @@ can show.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +16,7 @@ from tests import laws
 from tests.agent import Agent, until
 from tests.exposed import Page
 from tests.faults.expected import holds, matches, path_and_status, shown
-from tests.faults.site import Site, Start
+from tests.faults.site import Inject, Site, Start
 
 SERVED = Start()
 
@@ -79,7 +77,7 @@ class Fault:
 
     part: str
     fault: str
-    inject: Callable[[Site], AbstractAsyncContextManager[object]]
+    inject: Inject
     page: tuple[str, ...]
     self_metrics: tuple[str, ...]
     """Both as in `expected.py`."""
@@ -101,6 +99,22 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.part}: {self.fault}"
+
+
+def fault_of(
+    part: str,
+    up: str,
+    fault: str,
+    inject: Inject,
+    *page: str,
+    metrics: tuple[str, ...] = (),
+    log: tuple[str, ...] | None = (),
+    recovers: int = 1,
+    looks: int = 1,
+    start: Start = SERVED,
+) -> Fault:
+    """A row of a source that stays up. `partial` fills in the first two."""
+    return Fault(part, fault, inject, page, (up, *metrics), log, recovers, looks, start)
 
 
 @dataclass(frozen=True)

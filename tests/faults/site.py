@@ -20,8 +20,7 @@ import aiohttp
 import bcrypt
 
 from tests.agent import PLAIN, Agent, Client, serve
-from tests.machine import Pod
-from tests.node import GIB, MIB, Node, gpu_uuid, short_directory
+from tests.machine import GIB, MIB, Node, Pod, gpu_uuid, short_directory
 from tests.processes import PlainProcesses
 from tests.secured import CLIENTS, make_certificates
 

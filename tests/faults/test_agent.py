@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,17 @@ import pytest
 from tests.agent import PATIENCE_SECONDS, until
 from tests.exposed import Page
 from tests.faults.ending import exits_with, refuse_start, stop
-from tests.faults.matrix import Fault, suffer
+from tests.faults.matrix import Fault, fault_of, suffer
 from tests.faults.site import Inject, Site, Sites, Start
 from tests.faults.test_driver import ALL_AS_BEFORE, IDLE, UP, answers, hangs, hangs_at_start, lists
 from tests.faults.test_worker import signalled
 from tests.kubelet import Hang
-from tests.node import gpu_uuid
+from tests.machine import gpu_uuid
 from tests.standin import Code
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PART = "Agent"
+up_fault = partial(fault_of, PART, UP)
 IMPATIENT = Start(deadline_seconds=1.0)
 STALE_AFTER_SECONDS = 1.0
 RELAY = """
@@ -147,45 +149,36 @@ async def nothing(site: Site) -> AsyncIterator[None]:
 
 
 FAULTS = (
-    Fault(
-        PART,
+    up_fault(
         "gpumap is stopped (SIGSTOP) for longer than --stale-after",
         stopped_for_longer_than_stale_after,
-        page=(*ALL_AS_BEFORE, "/readyz 200"),
-        self_metrics=(UP,),
+        *ALL_AS_BEFORE,
+        "/readyz 200",
         log=None,
         recovers=4,
         start=Start(flags=("--stale-after", f"{STALE_AFTER_SECONDS:g}s")),
     ),
-    Fault(
-        PART,
+    up_fault(
         "no process reads standard error, and its pipe is full",
         nobody_reads_the_log,
-        page=(*ALL_AS_BEFORE, "/healthz 200"),
-        self_metrics=(UP,),
+        *ALL_AS_BEFORE,
+        "/healthz 200",
         log=("standard error was blocked: log lines are lost count=",),
         start=RELAYED,
     ),
-    Fault(
-        PART,
+    up_fault(
         "the reader of standard error is gone",
         the_reader_of_the_log_is_gone,
-        page=(*ALL_AS_BEFORE, "/healthz 200"),
-        self_metrics=(UP,),
-        log=(),
+        *ALL_AS_BEFORE,
+        "/healthz 200",
         start=RELAYED,
     ),
-    Fault(
-        PART,
+    up_fault(
         "clients ask for a map of 5,000 processes all the time",
         many_scrapes_of_a_big_page,
-        page=(
-            f'gpumap_device_processes{{{IDLE},owner="unknown"}} 5000',
-            'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
-            "/healthz 200",
-        ),
-        self_metrics=(UP,),
-        log=(),
+        f'gpumap_device_processes{{{IDLE},owner="unknown"}} 5000',
+        'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
+        "/healthz 200",
         recovers=2,
     ),
 )

@@ -7,12 +7,13 @@ import copy
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 
 import pytest
 
-from tests.faults.matrix import Fault, counts, is_down, is_up, suffer
+from tests.faults.matrix import Fault, counts, fault_of, is_down, is_up, suffer
 from tests.faults.site import Inject, Site, Sites, Start, injects
-from tests.node import GIB, MIB, gpu_uuid
+from tests.machine import GIB, MIB, gpu_uuid
 from tests.standin import Code, Driver, MigInstance, Process, Sample
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -43,6 +44,7 @@ ALL_AS_BEFORE = (
     "gpumap_device_memory_used_by_owner_bytes unchanged",
 )
 UP = is_up("nvml")
+up_fault = partial(fault_of, PART, UP)
 
 
 def errors(reason: str) -> str:
@@ -82,17 +84,14 @@ def hangs(call: str, target: int | str) -> Inject:
 
 def at_fault(fault: str, code: int, reason: str) -> Fault:
     """Every call on GPU 1 is refused with this code."""
-    return Fault(
-        PART,
+    return up_fault(
         f"{fault}: each call on it returns {int(code)}",
         refuses({("*", 1): code}),
-        page=(
-            f"gpumap_gpu_up{{gpu_{CARD}}} 0",
-            f'gpumap_gpu_fault_info{{gpu_{CARD},reason="{reason}"}} 1',
-            *NOT_MEASURED,
-            *OTHERS,
-        ),
-        self_metrics=(UP, errors(reason)),
+        f"gpumap_gpu_up{{gpu_{CARD}}} 0",
+        f'gpumap_gpu_fault_info{{gpu_{CARD},reason="{reason}"}} 1',
+        *NOT_MEASURED,
+        *OTHERS,
+        metrics=(errors(reason),),
         log=(f"gpu down uuid={gpu_uuid(1)} index=1 reason={reason}",),
     )
 
@@ -105,12 +104,16 @@ GPUS = (
     at_fault("a GPU has an interrupt problem", 11, "irq_issue"),
     at_fault("the process may not read a GPU", Code.NO_PERMISSION, "no_permission"),
     at_fault("a GPU has an unknown error", Code.UNKNOWN, "unknown"),
-    Fault(
-        PART,
+    up_fault(
         "a call on one GPU never returns",
         hangs("nvmlDeviceGetMemoryInfo_v2", 1),
-        page=(f'gpumap_gpu_fault_info{{gpu_{CARD},reason="hung"}} 1', *NOT_MEASURED, *OTHERS),
-        self_metrics=(UP, errors("hung"), f"gpumap_nvml_stuck_seconds{{gpu_{CARD}}} present"),
+        f'gpumap_gpu_fault_info{{gpu_{CARD},reason="hung"}} 1',
+        *NOT_MEASURED,
+        *OTHERS,
+        metrics=(
+            errors("hung"),
+            f"gpumap_nvml_stuck_seconds{{gpu_{CARD}}} present",
+        ),
         log=(f"gpu down uuid={gpu_uuid(1)} index=1 reason=hung",),
         recovers=2,
         start=IMPATIENT,
@@ -186,17 +189,14 @@ DRIVER = (
         recovers=2,
         start=IMPATIENT,
     ),
-    Fault(
-        PART,
+    up_fault(
         "the list of compute processes is not supported for a while",
         refuses({("nvmlDeviceGetComputeRunningProcesses_v3", "*"): Code.NOT_SUPPORTED}),
-        page=(
-            "gpumap_container_gpu_memory_used_bytes absent",
-            "gpumap_device_processes absent",
-            "gpumap_device_memory_used_bytes unchanged",
-            "gpumap_allocation_info unchanged",
-        ),
-        self_metrics=(UP, errors("not_supported")),
+        "gpumap_container_gpu_memory_used_bytes absent",
+        "gpumap_device_processes absent",
+        "gpumap_device_memory_used_bytes unchanged",
+        "gpumap_allocation_info unchanged",
+        metrics=(errors("not_supported"),),
         log=("source complains source=nvml reason=not_supported",),
         recovers=30,
     ),
@@ -213,12 +213,11 @@ IDENTITY_LOST = (
 
 
 def no_identity(fault: str, uuid: str) -> Fault:
-    return Fault(
-        PART,
+    return up_fault(
         fault,
         card(uuid=uuid),
-        page=IDENTITY_LOST,
-        self_metrics=(UP, errors("unknown")),
+        *IDENTITY_LOST,
+        metrics=(errors("unknown"),),
         log=(f"gpu down uuid={gpu_uuid(1)} index=1 reason=unknown",),
         recovers=3,
     )
@@ -251,121 +250,75 @@ async def partitioned_within_a_read(site: Site) -> AsyncIterator[None]:
 ODD_ANSWERS = (
     no_identity("a GPU's uuid is not UTF-8", "GPU-\udcff\udcfe"),
     no_identity("a GPU's uuid is empty", ""),
-    Fault(
-        PART,
+    up_fault(
         "two GPUs have one uuid",
         card(2, uuid=gpu_uuid(1), handle=2),
-        page=(
-            'gpumap_gpu_without_device_info{index="2",reason="unknown"} 1',
-            'gpumap_unmatched_slots{pod="idle",reason="device_down"} 1',
-            'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
-            f"gpumap_device_memory_used_by_owner_bytes{{{CARD}}} unchanged",
-            'gpumap_container_gpu_memory_used_bytes{pod="idle"} absent',
-        ),
-        self_metrics=(UP,),
+        'gpumap_gpu_without_device_info{index="2",reason="unknown"} 1',
+        'gpumap_unmatched_slots{pod="idle",reason="device_down"} 1',
+        'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
+        f"gpumap_device_memory_used_by_owner_bytes{{{CARD}}} unchanged",
+        'gpumap_container_gpu_memory_used_bytes{pod="idle"} absent',
         log=("gpus changed count=2",),
         recovers=3,
     ),
-    Fault(
-        PART,
+    up_fault(
         "a GPU's uuid changes",
         card(uuid="GPU-11111111-0000-0000-0000-000000000001"),
-        page=(
-            'gpumap_unmatched_slots{pod="whole",reason="not_in_nvml"} 1',
-            'gpumap_container_unassigned_use{pod="whole"} absent',
-            'gpumap_device_memory_used_by_owner_bytes{uuid="GPU-11111111-0000-0000-0000-000000000001",'
-            'owner="unassigned"} 0',
-            f"gpumap_device_memory_used_by_owner_bytes{{{SHARED}}} unchanged",
-        ),
-        self_metrics=(UP,),
+        'gpumap_unmatched_slots{pod="whole",reason="not_in_nvml"} 1',
+        'gpumap_container_unassigned_use{pod="whole"} absent',
+        'gpumap_device_memory_used_by_owner_bytes{uuid="GPU-11111111-0000-0000-0000-000000000001",'
+        'owner="unassigned"} 0',
+        f"gpumap_device_memory_used_by_owner_bytes{{{SHARED}}} unchanged",
         log=("gpus changed count=3",),
         recovers=3,
     ),
-    Fault(
-        PART,
-        "the text of a GPU's name has no end",
-        card(name="(unterminated)", uuid=gpu_uuid(1)),
-        page=ALL_AS_BEFORE,
-        self_metrics=(UP,),
-        log=(),
-    ),
-    Fault(
-        PART,
+    up_fault("the text of a GPU's name has no end", card(name="(unterminated)", uuid=gpu_uuid(1)), *ALL_AS_BEFORE),
+    up_fault(
         "a GPU lists the PIDs 0, 1, 2147483648 and 4294967295",
         lists(0, 1, 2**31, ALL_ONES),
-        page=(
-            f'gpumap_device_processes{{{IDLE},owner="unknown"}} 4',
-            f'gpumap_device_memory_used_by_owner_bytes{{{IDLE},owner="unknown"}} {4 * MIB}',
-            'gpumap_container_gpu_memory_used_bytes{pod="idle"} absent',
-            'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
-            'gpumap_container_unassigned_use{pod="whole"} absent',
-        ),
-        self_metrics=(UP,),
-        log=(),
+        f'gpumap_device_processes{{{IDLE},owner="unknown"}} 4',
+        f'gpumap_device_memory_used_by_owner_bytes{{{IDLE},owner="unknown"}} {4 * MIB}',
+        'gpumap_container_gpu_memory_used_bytes{pod="idle"} absent',
+        'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
+        'gpumap_container_unassigned_use{pod="whole"} absent',
     ),
-    Fault(
-        PART,
+    up_fault(
         "a GPU lists 20,000 processes that do not exist",
         lists(*range(1_000_000, 1_020_000)),
-        page=(
-            f'gpumap_device_processes{{{IDLE},owner="unknown"}} 20000',
-            'gpumap_container_gpu_memory_used_bytes{pod="idle"} absent',
-            'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
-            "/healthz 200",
-        ),
-        self_metrics=(UP,),
-        log=(),
+        f'gpumap_device_processes{{{IDLE},owner="unknown"}} 20000',
+        'gpumap_container_gpu_memory_used_bytes{pod="idle"} absent',
+        'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
+        "/healthz 200",
     ),
-    Fault(
-        PART,
-        "a GPU counts more process rows than it writes",
-        card(garbage_rows=5),
-        page=ALL_AS_BEFORE,
-        self_metrics=(UP,),
-        log=(),
-    ),
-    Fault(
-        PART,
+    up_fault("a GPU counts more process rows than it writes", card(garbage_rows=5), *ALL_AS_BEFORE),
+    up_fault(
         "a GPU counts 4,294,967,290 process rows",
         card(garbage_rows=ALL_ONES - 7),
-        page=(
-            'gpumap_container_gpu_memory_used_bytes{pod="whole"} absent',
-            f"gpumap_device_processes{{{CARD}}} absent",
-            f"gpumap_device_memory_used_bytes{{{CARD}}} unchanged",
-            *OTHERS,
-        ),
-        self_metrics=(UP, errors("insufficient_size")),
+        'gpumap_container_gpu_memory_used_bytes{pod="whole"} absent',
+        f"gpumap_device_processes{{{CARD}}} absent",
+        f"gpumap_device_memory_used_bytes{{{CARD}}} unchanged",
+        *OTHERS,
+        metrics=(errors("insufficient_size"),),
         log=("source complains source=nvml reason=insufficient_size",),
     ),
-    Fault(
-        PART,
+    up_fault(
         "a GPU's memory is -1, the mark of no value",
         card(memory_total_bytes=ALL_ONES_64, memory_used_bytes=ALL_ONES_64, memory_reserved_bytes=ALL_ONES_64),
-        page=(
-            f"gpumap_device_memory_total_bytes{{{CARD}}} absent",
-            f"gpumap_device_memory_free_bytes{{{CARD}}} absent",
-            f"gpumap_device_memory_used_bytes{{{CARD}}} absent",
-            'gpumap_container_allocated_gpu_memory_bytes{pod="whole"} absent',
-            'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
-            *OTHERS,
-        ),
-        self_metrics=(UP,),
-        log=(),
+        f"gpumap_device_memory_total_bytes{{{CARD}}} absent",
+        f"gpumap_device_memory_free_bytes{{{CARD}}} absent",
+        f"gpumap_device_memory_used_bytes{{{CARD}}} absent",
+        'gpumap_container_allocated_gpu_memory_bytes{pod="whole"} absent',
+        'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
+        *OTHERS,
     ),
-    Fault(
-        PART,
+    up_fault(
         "a GPU uses more memory than it has",
         card(memory_used_bytes=90 * GIB),
-        page=(
-            f"gpumap_device_memory_free_bytes{{{CARD}}} absent",
-            f"gpumap_device_memory_used_bytes{{{CARD}}} absent",
-            *OTHERS,
-        ),
-        self_metrics=(UP,),
-        log=(),
+        f"gpumap_device_memory_free_bytes{{{CARD}}} absent",
+        f"gpumap_device_memory_used_bytes{{{CARD}}} absent",
+        *OTHERS,
     ),
-    Fault(
-        PART,
+    up_fault(
         "power, energy, temperature and utilization are -1, the mark of no value",
         card(
             power_milliwatts=ALL_ONES,
@@ -376,49 +329,39 @@ ODD_ANSWERS = (
             utilization_memory=ALL_ONES,
             encoder_utilization=ALL_ONES,
         ),
-        page=(
-            f"gpumap_gpu_power_watts{{gpu_{CARD}}} absent",
-            f"gpumap_gpu_energy_joules_total{{gpu_{CARD}}} absent",
-            f"gpumap_gpu_temperature_celsius{{gpu_{CARD}}} absent",
-            f"gpumap_gpu_utilization_ratio{{gpu_{CARD}}} absent",
-            f"gpumap_gpu_memory_controller_busy_ratio{{gpu_{CARD}}} absent",
-            f"gpumap_gpu_encoder_utilization_ratio{{gpu_{CARD}}} absent",
-            *ALL_AS_BEFORE,
-        ),
-        self_metrics=(UP,),
-        log=(),
+        f"gpumap_gpu_power_watts{{gpu_{CARD}}} absent",
+        f"gpumap_gpu_energy_joules_total{{gpu_{CARD}}} absent",
+        f"gpumap_gpu_temperature_celsius{{gpu_{CARD}}} absent",
+        f"gpumap_gpu_utilization_ratio{{gpu_{CARD}}} absent",
+        f"gpumap_gpu_memory_controller_busy_ratio{{gpu_{CARD}}} absent",
+        f"gpumap_gpu_encoder_utilization_ratio{{gpu_{CARD}}} absent",
+        *ALL_AS_BEFORE,
         start=EVERY_VALUE,
     ),
-    Fault(
-        PART,
+    up_fault(
         "the memory's temperature is not a number",
         card(fields={82: ("double", float("nan"))}),
-        page=(f'gpumap_gpu_temperature_celsius{{gpu_{CARD},sensor="memory"}} absent', *ALL_AS_BEFORE),
-        self_metrics=(UP,),
-        log=(),
+        f'gpumap_gpu_temperature_celsius{{gpu_{CARD},sensor="memory"}} absent',
+        *ALL_AS_BEFORE,
     ),
-    Fault(
-        PART,
+    up_fault(
         "NVML refuses the version of a structure that it knew before",
         refuses({("nvmlDeviceGetMemoryInfo_v2", 1): Code.ARGUMENT_VERSION_MISMATCH}),
-        page=(f"gpumap_device_memory_used_bytes{{{CARD}}} absent", *OTHERS),
-        self_metrics=(UP, errors("argument_version_mismatch")),
+        f"gpumap_device_memory_used_bytes{{{CARD}}} absent",
+        *OTHERS,
+        metrics=(errors("argument_version_mismatch"),),
         log=("source complains source=nvml reason=argument_version_mismatch",),
         recovers=30,
     ),
-    Fault(
-        PART,
+    up_fault(
         "a GPU is partitioned while it is read",
         partitioned_within_a_read,
-        page=(
-            'gpumap_device_info{uuid="MIG-1"} 1',
-            'gpumap_device_info{uuid="MIG-2"} 1',
-            f"gpumap_device_memory_used_bytes{{{IDLE}}} absent",
-            'gpumap_allocation_info{pod="idle"} unchanged',
-            'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
-            f"gpumap_device_memory_used_by_owner_bytes{{{SHARED}}} unchanged",
-        ),
-        self_metrics=(UP,),
+        'gpumap_device_info{uuid="MIG-1"} 1',
+        'gpumap_device_info{uuid="MIG-2"} 1',
+        f"gpumap_device_memory_used_bytes{{{IDLE}}} absent",
+        'gpumap_allocation_info{pod="idle"} unchanged',
+        'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
+        f"gpumap_device_memory_used_by_owner_bytes{{{SHARED}}} unchanged",
         log=("worker_crashed",),
         recovers=3,
     ),

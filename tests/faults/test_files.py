@@ -8,18 +8,21 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.faults import files
-from tests.faults.matrix import ACCUSES_AGAIN, Fault, counts, is_down, is_up, suffer
+from tests.faults.matrix import ACCUSES_AGAIN, Fault, counts, fault_of, is_down, is_up, suffer
 from tests.faults.site import Inject, Site, Sites, injects
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHECKPOINT, LOGS, DRA, BOTH = "Device checkpoint", "Log directories", "DRA files", "All identity files"
 UP = is_up("pod_identity")
+checkpoint_fault = partial(fault_of, CHECKPOINT, UP)
+logs_fault = partial(fault_of, LOGS, UP)
 AS_BEFORE = (
     "gpumap_allocation_info unchanged",
     "gpumap_container_gpu_memory_used_bytes unchanged",
@@ -122,13 +125,12 @@ def in_checkpoint(change: Callable[[bytes], bytes]) -> Inject:
 
 
 CHECKPOINTS = (
-    Fault(
-        CHECKPOINT,
+    checkpoint_fault(
         "it is missing",
         at_checkpoint(files.nothing),
-        AS_BEFORE,
-        (UP, 'gpumap_capability{capability="device_checkpoint"} 0'),
-        ("capabilities device_checkpoint=0 …",),
+        *AS_BEFORE,
+        metrics=('gpumap_capability{capability="device_checkpoint"} 0',),
+        log=("capabilities device_checkpoint=0 …",),
     ),
     damaged("it is empty", in_checkpoint(lambda text: b""), "corrupt"),
     damaged("it is cut off", in_checkpoint(lambda text: text[:-9]), "corrupt"),
@@ -141,53 +143,44 @@ CHECKPOINTS = (
     damaged("it is a link to /dev/zero", at_checkpoint(files.zeros), "unreadable", "not a regular file"),
     damaged("it is a link to itself", at_checkpoint(files.loop), "unreadable", "Too many levels"),
     damaged("gpumap may not read it", files.closed(checkpoint), "unreadable", "Permission denied"),
-    Fault(
-        CHECKPOINT,
+    checkpoint_fault(
         "its checksum is wrong",
         in_checkpoint(lambda text: text.replace(b'"Checksum":', b'"Checksum":1')),
-        AS_BEFORE,
-        (UP, 'gpumap_capability{capability="device_checkpoint"} 1'),
-        (),
+        *AS_BEFORE,
+        metrics=('gpumap_capability{capability="device_checkpoint"} 1',),
     ),
-    Fault(
-        CHECKPOINT,
+    checkpoint_fault(
         "two of its rows are incomplete",
         in_checkpoint(break_rows),
-        AS_BEFORE,
-        (UP, counts("pod_identity", "checkpoint_row")),
-        ("source complains source=pod_identity reason=checkpoint_row detail=…",),
+        *AS_BEFORE,
+        metrics=(counts("pod_identity", "checkpoint_row"),),
+        log=("source complains source=pod_identity reason=checkpoint_row detail=…",),
     ),
-    Fault(
-        CHECKPOINT,
+    checkpoint_fault(
         "it has rows of pods that ended, with devices of pods that run",
         in_checkpoint(other_uids),
-        ("gpumap_allocation_info unchanged", NO_GONE, "gpumap_container_unassigned_use unchanged"),
-        (UP,),
-        (),
+        "gpumap_allocation_info unchanged",
+        NO_GONE,
+        "gpumap_container_unassigned_use unchanged",
     ),
-    Fault(
-        CHECKPOINT,
+    checkpoint_fault(
         "its rows have each other's pod UIDs",
         in_checkpoint(swap_uids),
-        (
-            "gpumap_allocation_info unchanged",
-            'gpumap_container_gpu_memory_used_bytes{pod="left"} absent',
-            'gpumap_container_gpu_memory_used_bytes{pod="right"} absent',
-            'gpumap_container_gpu_memory_used_bytes{pod="whole"} absent',
-            'gpumap_container_gpu_memory_used_bytes{pod="idle"} 0',
-            "gpumap_container_unassigned_use unchanged",
-            NO_GONE,
-        ),
-        (UP,),
-        (),
+        "gpumap_allocation_info unchanged",
+        'gpumap_container_gpu_memory_used_bytes{pod="left"} absent',
+        'gpumap_container_gpu_memory_used_bytes{pod="right"} absent',
+        'gpumap_container_gpu_memory_used_bytes{pod="whole"} absent',
+        'gpumap_container_gpu_memory_used_bytes{pod="idle"} 0',
+        "gpumap_container_unassigned_use unchanged",
+        NO_GONE,
     ),
-    Fault(
-        CHECKPOINT,
+    checkpoint_fault(
         "a writer rewrites it in place all the time",
         rewritten_in_place,
-        ("gpumap_allocation_info unchanged", NO_GONE, "gpumap_container_unassigned_use unchanged"),
-        (UP,),
-        None,
+        "gpumap_allocation_info unchanged",
+        NO_GONE,
+        "gpumap_container_unassigned_use unchanged",
+        log=None,
         looks=4,
     ),
 )
@@ -296,34 +289,25 @@ TREES = (
     without("pods/ is a link to itself", files.in_place_of(pods, files.loop), UNREADABLE, reason="pod_logs_unreadable"),
     without("gpumap may not read pods/", files.closed(pods), UNREADABLE, reason="pod_logs_unreadable"),
     without("pods/ has 17,000 entries", more(too_many_entries), UNREADABLE, reason="pod_logs_unreadable"),
-    Fault(LOGS, "containers/ is missing", files.in_place_of(links, files.nothing), AS_BEFORE, (UP,), ()),
-    Fault(LOGS, "pods/ has 10,000 entries of ended pods", more(many_entries), AS_BEFORE, (UP,), ()),
-    Fault(
-        LOGS,
+    logs_fault("containers/ is missing", files.in_place_of(links, files.nothing), *AS_BEFORE),
+    logs_fault("pods/ has 10,000 entries of ended pods", more(many_entries), *AS_BEFORE),
+    logs_fault(
         "names of other forms, a line end, bytes that are not UTF-8, a pipe, links to themselves and out of the tree",
         more(odd_entries),
-        AS_BEFORE,
-        (UP,),
-        (),
+        *AS_BEFORE,
     ),
-    Fault(
-        LOGS,
+    logs_fault(
         "gpumap may not read the directory of one pod",
         files.closed(lambda site: tree(site, "whole")),
-        AS_BEFORE,
-        (UP, counts("pod_identity", "pod_logs_unreadable")),
-        (UNREADABLE,),
+        *AS_BEFORE,
+        metrics=(counts("pod_identity", "pod_logs_unreadable"),),
+        log=(UNREADABLE,),
     ),
-    Fault(LOGS, "a pod's directory has links to itself and its parent", looping_containers, AS_BEFORE, (UP,), ()),
-    Fault(
-        LOGS,
-        "a link gives a squatter's container to another pod, and a second directory its UID",
-        lying_links,
-        AS_BEFORE,
-        (UP,),
-        (),
+    logs_fault("a pod's directory has links to itself and its parent", looping_containers, *AS_BEFORE),
+    logs_fault(
+        "a link gives a squatter's container to another pod, and a second directory its UID", lying_links, *AS_BEFORE
     ),
-    Fault(LOGS, "directories of other pods come and go within a read", churning, AS_BEFORE, (UP,), (), looks=4),
+    logs_fault("directories of other pods come and go within a read", churning, *AS_BEFORE, looks=4),
 )
 
 # --- all of them ------------------------------------------------------------------------------------------------------

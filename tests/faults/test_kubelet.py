@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -15,10 +16,10 @@ from gpumap.lab.demo import kubelet as fake
 from gpumap.lab.demo.kubelet import Refuse
 from tests.faults import files
 from tests.faults.connections import Answer, Connections
-from tests.faults.matrix import ACCUSES_AGAIN, SERVED, Fault, counts, is_down, is_up, suffer
+from tests.faults.matrix import ACCUSES_AGAIN, SERVED, Fault, counts, fault_of, is_down, is_up, suffer
 from tests.faults.site import Inject, Site, Sites, Start, injects
 from tests.kubelet import RATE_LIMITED, Behaviour, FakeKubelet, Hang, Pad, Raw, Slow
-from tests.node import WHOLE, gpu_uuid
+from tests.machine import WHOLE, gpu_uuid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 IMPATIENT = Start(deadline_seconds=2.0)
@@ -41,6 +42,7 @@ AS_BEFORE = (
     "gpumap_container_unassigned_use unchanged",
 )
 UP = is_up("kubelet")
+up_fault = partial(fault_of, PART, UP)
 
 
 @injects
@@ -180,36 +182,28 @@ SOCKET = (
     failing("a server at its socket speaks HTTP/1.1", served_by(speaks_http1), "unavailable"),
     failing("a server at its socket sends 16 KiB of noise", served_by(sends_noise), "unavailable"),
     failing("a server at its socket never says a word", served_by(says_nothing), "deadline_exceeded", start=IMPATIENT),
-    Fault(
-        PART,
+    up_fault(
         "a new connection waits for its first byte",
         slow_to_begin,
-        AS_BEFORE,
-        (UP, 'gpumap_source_errors_total{source="kubelet"} unchanged'),
-        (),
+        *AS_BEFORE,
+        metrics=('gpumap_source_errors_total{source="kubelet"} unchanged',),
     ),
-    Fault(
-        PART,
+    up_fault(
         "a new kubelet has the socket's path, and the old one answers an empty List",
         replaced,
-        AS_BEFORE,
-        (UP, 'gpumap_source_errors_total{source="kubelet"} unchanged'),
-        (),
+        *AS_BEFORE,
+        metrics=('gpumap_source_errors_total{source="kubelet"} unchanged',),
     ),
-    Fault(
-        PART,
+    up_fault(
         "it restarts, and lists only static pods and no offer",
         restarted_with_static_pods,
-        (
-            "gpumap_allocation_info unchanged",
-            "gpumap_container_allocated_gpus unchanged",
-            'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
-            'gpumap_container_gpu_memory_used_bytes{pod="idle"} absent',
-            'gpumap_device_memory_used_by_owner_bytes{owner="gone"} 0',
-        ),
-        (UP,),
-        ("source down source=kubelet reason=socket_missing", "source up source=kubelet"),
-        ACCUSES_AGAIN,
+        "gpumap_allocation_info unchanged",
+        "gpumap_container_allocated_gpus unchanged",
+        'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
+        'gpumap_container_gpu_memory_used_bytes{pod="idle"} absent',
+        'gpumap_device_memory_used_by_owner_bytes{owner="gone"} 0',
+        log=("source down source=kubelet reason=socket_missing", "source up source=kubelet"),
+        recovers=ACCUSES_AGAIN,
     ),
 )
 
@@ -252,24 +246,20 @@ async def rate_limited_once_a_collection(site: Site) -> AsyncIterator[None]:
 
 ANSWER = (
     failing("List never answers", misbehaves(Hang()), "deadline_exceeded", start=IMPATIENT),
-    Fault(
-        PART,
+    up_fault(
         "List answers late, but within the deadline",
         misbehaves(Slow(0.4)),
-        AS_BEFORE,
-        (UP, 'gpumap_source_errors_total{source="kubelet"} unchanged'),
-        (),
+        *AS_BEFORE,
+        metrics=('gpumap_source_errors_total{source="kubelet"} unchanged',),
     ),
     failing("List answers bytes that are no protobuf", misbehaves(Raw(b"\xff" * 64)), "decode"),
     failing("List's answer is cut off", truncated, "decode"),
     failing("List's answer has 25 MiB", misbehaves(Pad(25 << 20)), "message_too_large"),
-    Fault(
-        PART,
+    up_fault(
         "List's answer has 8 MiB",
         misbehaves(Pad(8 << 20)),
-        AS_BEFORE,
-        (UP, 'gpumap_source_errors_total{source="kubelet"} unchanged'),
-        (),
+        *AS_BEFORE,
+        metrics=('gpumap_source_errors_total{source="kubelet"} unchanged',),
     ),
     failing(
         "List is not implemented, in any version",
@@ -286,13 +276,12 @@ ANSWER = (
         "rate_limited",
         start=IMPATIENT,
     ),
-    Fault(
-        PART,
+    up_fault(
         "the rate limit refuses every second List",
         rate_limited_once_a_collection,
-        AS_BEFORE,
-        (UP, counts("kubelet", "rate_limited")),
-        ("source complains source=kubelet reason=rate_limited",),
+        *AS_BEFORE,
+        metrics=(counts("kubelet", "rate_limited"),),
+        log=("source complains source=kubelet reason=rate_limited",),
     ),
 )
 
@@ -354,92 +343,74 @@ async def leaves_out_a_pod_now_and_then(site: Site) -> AsyncIterator[None]:
 
 ODD_NAME = "source complains source=kubelet reason=odd_name detail=…"
 LIES = (
-    Fault(PART, "List has each pod twice", lists(lambda pods: pods.extend(list(pods))), AS_BEFORE, (UP,), ()),
-    Fault(PART, "List has each container of a pod twice", lists(repeat_containers), AS_BEFORE, (UP,), ()),
-    Fault(
-        PART,
+    up_fault("List has each pod twice", lists(lambda pods: pods.extend(list(pods))), *AS_BEFORE),
+    up_fault("List has each container of a pod twice", lists(repeat_containers), *AS_BEFORE),
+    up_fault(
         "List assigns an exclusive GPU to a second pod",
         lists(lambda pods: assign(pods, "idle", gpu_uuid(1))),
-        (
-            f'gpumap_device_holders{{uuid="{gpu_uuid(1)}"}} 2',
-            f'gpumap_container_allocated_gpus{{uuid="{gpu_uuid(1)}"}} 0.5',
-            'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
-            "gpumap_container_unassigned_use unchanged",
-        ),
-        (UP,),
-        (),
+        f'gpumap_device_holders{{uuid="{gpu_uuid(1)}"}} 2',
+        f'gpumap_container_allocated_gpus{{uuid="{gpu_uuid(1)}"}} 0.5',
+        'gpumap_container_gpu_memory_used_bytes{pod="whole"} unchanged',
+        "gpumap_container_unassigned_use unchanged",
     ),
-    Fault(
-        PART,
+    up_fault(
         "List assigns a GPU that the driver does not know",
         lists(lambda pods: assign(pods, "idle", gpu_uuid(9))),
-        (*AS_BEFORE[:1], 'gpumap_unmatched_slots{pod="idle",reason="not_in_nvml"} 1', *AS_BEFORE[3:]),
-        (UP,),
-        (),
+        *AS_BEFORE[:1],
+        'gpumap_unmatched_slots{pod="idle",reason="not_in_nvml"} 1',
+        *AS_BEFORE[3:],
     ),
-    Fault(
-        PART,
+    up_fault(
         "List has a device id that is not UTF-8",
         lists(lambda pods: assign(pods, "idle", "GPU-@@")),
-        (*AS_BEFORE[:1], 'gpumap_unmatched_slots{pod="idle",reason="unparsed"} 1', *AS_BEFORE[3:]),
-        (UP, counts("kubelet", "odd_name")),
-        (ODD_NAME,),
+        *AS_BEFORE[:1],
+        'gpumap_unmatched_slots{pod="idle",reason="unparsed"} 1',
+        *AS_BEFORE[3:],
+        metrics=(counts("kubelet", "odd_name"),),
+        log=(ODD_NAME,),
     ),
-    Fault(
-        PART,
+    up_fault(
         "List has a pod with a line end and a quote in its name",
         lists(lambda pods: other_pod(pods, 'a"\nb', gpu_uuid(9))),
-        (*AS_BEFORE[:1], r'gpumap_unmatched_slots{pod="a\"\nb"} 1', *AS_BEFORE[3:]),
-        (UP, counts("kubelet", "odd_name")),
-        (ODD_NAME,),
+        *AS_BEFORE[:1],
+        r'gpumap_unmatched_slots{pod="a\"\nb"} 1',
+        *AS_BEFORE[3:],
+        metrics=(counts("kubelet", "odd_name"),),
+        log=(ODD_NAME,),
     ),
-    Fault(
-        PART,
+    up_fault(
         "List has a pod with a name of 10 MB",
         lists(lambda pods: other_pod(pods, "x" * 10_000_000, gpu_uuid(9))),
-        (*AS_BEFORE[:1], 'gpumap_unmatched_slots{reason="not_in_nvml"} 1', *AS_BEFORE[3:]),
-        (UP, counts("kubelet", "odd_name")),
-        (f"{ODD_NAME}10000000 characters",),
+        *AS_BEFORE[:1],
+        'gpumap_unmatched_slots{reason="not_in_nvml"} 1',
+        *AS_BEFORE[3:],
+        metrics=(counts("kubelet", "odd_name"),),
+        log=(f"{ODD_NAME}10000000 characters",),
     ),
-    Fault(
-        PART,
+    up_fault(
         "List is empty, while pods run",
         lists(lambda pods: pods.clear()),
-        (
-            "gpumap_allocation_info absent",
-            "gpumap_container_allocated_gpus absent",
-            "gpumap_container_unassigned_use absent",
-            "gpumap_container_gpu_memory_used_bytes absent",
-            'gpumap_device_memory_used_by_owner_bytes{owner="gone"} 0',
-        ),
-        (UP,),
-        (),
-        ACCUSES_AGAIN,
+        "gpumap_allocation_info absent",
+        "gpumap_container_allocated_gpus absent",
+        "gpumap_container_unassigned_use absent",
+        "gpumap_container_gpu_memory_used_bytes absent",
+        'gpumap_device_memory_used_by_owner_bytes{owner="gone"} 0',
+        recovers=ACCUSES_AGAIN,
     ),
-    Fault(
-        PART,
+    up_fault(
         "List leaves out a pod with a running process",
         lists(lambda pods: pods.remove(of("whole", pods))),
-        (
-            'gpumap_allocation_info{pod="whole"} absent',
-            f'gpumap_device_memory_used_by_owner_bytes{{uuid="{gpu_uuid(1)}",owner="gone"}} 11811160064',
-            'gpumap_allocation_info{pod="idle"} unchanged',
-            "gpumap_container_unassigned_use unchanged",
-        ),
-        (UP,),
-        (),
+        'gpumap_allocation_info{pod="whole"} absent',
+        f'gpumap_device_memory_used_by_owner_bytes{{uuid="{gpu_uuid(1)}",owner="gone"}} 11811160064',
+        'gpumap_allocation_info{pod="idle"} unchanged',
+        "gpumap_container_unassigned_use unchanged",
     ),
-    Fault(
-        PART,
+    up_fault(
         "List leaves out a pod with a running process, every second time",
         leaves_out_a_pod_now_and_then,
-        (
-            'gpumap_device_memory_used_by_owner_bytes{owner="gone"} 0',
-            'gpumap_allocation_info{pod="idle"} unchanged',
-            "gpumap_container_unassigned_use unchanged",
-        ),
-        (UP,),
-        (),
+        'gpumap_device_memory_used_by_owner_bytes{owner="gone"} 0',
+        'gpumap_allocation_info{pod="idle"} unchanged',
+        "gpumap_container_unassigned_use unchanged",
         looks=5,
     ),
 )
@@ -452,38 +423,36 @@ SAME_BUT_OFFER = (
     "gpumap_container_unassigned_use unchanged",
 )
 OFFER = (
-    Fault(
-        PART,
+    up_fault(
         "GetAllocatableResources never answers",
         misbehaves(Hang(), methods=(fake.ALLOCATABLE,)),
-        ("gpumap_device_slots_allocatable absent", *SAME_BUT_OFFER),
-        (UP, counts("kubelet", "allocatable_deadline_exceeded")),
-        ("source complains source=kubelet reason=allocatable_deadline_exceeded",),
+        "gpumap_device_slots_allocatable absent",
+        *SAME_BUT_OFFER,
+        metrics=(counts("kubelet", "allocatable_deadline_exceeded"),),
+        log=("source complains source=kubelet reason=allocatable_deadline_exceeded",),
         start=IMPATIENT,
     ),
-    Fault(
-        PART,
+    up_fault(
         "GetAllocatableResources answers bytes that are no protobuf",
         misbehaves(Raw(b"\xff" * 64), methods=(fake.ALLOCATABLE,)),
-        ("gpumap_device_slots_allocatable absent", *SAME_BUT_OFFER),
-        (UP, counts("kubelet", "allocatable_decode")),
-        ("source complains source=kubelet reason=allocatable_decode",),
+        "gpumap_device_slots_allocatable absent",
+        *SAME_BUT_OFFER,
+        metrics=(counts("kubelet", "allocatable_decode"),),
+        log=("source complains source=kubelet reason=allocatable_decode",),
     ),
-    Fault(
-        PART,
+    up_fault(
         "GetAllocatableResources is refused for an internal error",
         misbehaves(Refuse(grpc.StatusCode.INTERNAL, "panic"), methods=(fake.ALLOCATABLE,)),
-        ("gpumap_device_slots_allocatable absent", *SAME_BUT_OFFER),
-        (UP, counts("kubelet", "allocatable_internal")),
-        ("source complains source=kubelet reason=allocatable_internal",),
+        "gpumap_device_slots_allocatable absent",
+        *SAME_BUT_OFFER,
+        metrics=(counts("kubelet", "allocatable_internal"),),
+        log=("source complains source=kubelet reason=allocatable_internal",),
     ),
-    Fault(
-        PART,
+    up_fault(
         "GetAllocatableResources is empty: no plugin has registered",
         misbehaves(Raw(b""), methods=(fake.ALLOCATABLE,)),
-        ("gpumap_device_slots_allocatable 0", *SAME_BUT_OFFER),
-        (UP,),
-        (),
+        "gpumap_device_slots_allocatable 0",
+        *SAME_BUT_OFFER,
     ),
 )
 

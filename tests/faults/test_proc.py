@@ -7,19 +7,21 @@ import contextlib
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gpumap.lab.demo import texts
 from tests.faults import files
-from tests.faults.matrix import ACCUSES_AGAIN, Fault, counts, is_down, is_up, suffer
+from tests.faults.matrix import ACCUSES_AGAIN, Fault, counts, fault_of, is_down, is_up, suffer
 from tests.faults.site import Inject, Site, Sites
-from tests.node import gpu_uuid
+from tests.machine import gpu_uuid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PART = "/proc"
 UP = is_up("procfs")
+up_fault = partial(fault_of, PART, UP)
 USED = "gpumap_container_gpu_memory_used_bytes"
 OWNED = "gpumap_device_memory_used_by_owner_bytes"
 AS_BEFORE = (
@@ -140,7 +142,7 @@ def zombie(text: bytes) -> bytes:
 def unreadable(fault: str, inject: Inject, detail: str) -> Fault:
     """One complaint, about one process."""
     log = f"source complains source=procfs reason=unreadable detail=…{detail}"
-    return Fault(PART, fault, inject, WITHOUT_ONE, (UP, counts("procfs", "unreadable")), (log,))
+    return up_fault(fault, inject, *WITHOUT_ONE, metrics=(counts("procfs", "unreadable"),), log=(log,))
 
 
 VISIBLE = "processes of other containers are not visible pid_visibility=0 reason=…"
@@ -163,26 +165,16 @@ FAULTS = (
         ("source down source=procfs reason=unreadable detail=…Permission denied",),
         ACCUSES_AGAIN,
     ),
-    Fault(
-        PART,
+    up_fault(
         "it shows no process of others (hidepid)",
         hidden,
-        BLIND,
-        (UP, 'gpumap_capability{capability="pid_visibility"} 0'),
-        (VISIBLE,),
-        ACCUSES_AGAIN,
+        *BLIND,
+        metrics=('gpumap_capability{capability="pid_visibility"} 0',),
+        log=(VISIBLE,),
+        recovers=ACCUSES_AGAIN,
     ),
-    Fault(
-        PART,
-        "a process has ended, and NVML still lists it",
-        files.in_place_of(entry, files.nothing),
-        WITHOUT_ONE,
-        (UP,),
-        (),
-    ),
-    Fault(
-        PART, "a plain file has the name of a process", files.in_place_of(entry, files.text("")), WITHOUT_ONE, (UP,), ()
-    ),
+    up_fault("a process has ended, and NVML still lists it", files.in_place_of(entry, files.nothing), *WITHOUT_ONE),
+    up_fault("a plain file has the name of a process", files.in_place_of(entry, files.text("")), *WITHOUT_ONE),
     unreadable("gpumap may not read the entry of a process", files.closed(entry), "Permission denied"),
     unreadable(
         "a process's cgroup is a directory", files.in_place_of(file("cgroup"), files.directory), "Is a directory"
@@ -196,25 +188,16 @@ FAULTS = (
         "larger than 64 KiB",
     ),
     unreadable("a process's stat is cut off", files.changed(file("stat"), lambda text: text[:20]), "too few fields"),
-    Fault(
-        PART,
+    up_fault(
         "a process's cgroup is 4 KiB of noise",
         files.changed(file("cgroup"), lambda text: bytes(range(256)) * 16),
-        WITHOUT_ONE,
-        (UP,),
-        (),
+        *WITHOUT_ONE,
     ),
-    Fault(PART, "a process's cgroup is empty", files.changed(file("cgroup"), lambda text: b""), WITHOUT_ONE, (UP,), ()),
-    Fault(
-        PART,
-        "a process's cgroup is a pipe without a writer",
-        files.in_place_of(file("cgroup"), files.pipe),
-        WITHOUT_ONE,
-        (UP,),
-        (),
+    up_fault("a process's cgroup is empty", files.changed(file("cgroup"), lambda text: b""), *WITHOUT_ONE),
+    up_fault(
+        "a process's cgroup is a pipe without a writer", files.in_place_of(file("cgroup"), files.pipe), *WITHOUT_ONE
     ),
-    Fault(
-        PART,
+    up_fault(
         "a process's cgroups name two pods",
         files.changed(
             file("cgroup"),
@@ -223,22 +206,17 @@ FAULTS = (
                 b"pids:/kubepods/besteffort/pod00000000-0000-0000-0000-000000000000/x\n77:a:/kubepods",
             ),
         ),
-        WITHOUT_ONE,
-        (UP,),
-        (),
+        *WITHOUT_ONE,
     ),
-    Fault(
-        PART,
+    up_fault(
         "a process's name has a line end, quotes and brackets",
         files.changed(file("stat"), stat_of('a) R 1 (\n"b')),
-        AS_BEFORE,
-        (UP,),
-        (),
+        *AS_BEFORE,
     ),
-    Fault(PART, "a process on a GPU is a zombie", files.changed(file("stat"), zombie), AS_BEFORE, (UP,), ()),
-    Fault(PART, "entries with names that are no PIDs", odd_names, AS_BEFORE, (UP,), ()),
-    Fault(PART, "processes start and end within a read", coming_and_going, AS_BEFORE, (UP,), (), looks=4),
-    Fault(PART, "there are 20,000 processes", many, AS_BEFORE, (UP,), ()),
+    up_fault("a process on a GPU is a zombie", files.changed(file("stat"), zombie), *AS_BEFORE),
+    up_fault("entries with names that are no PIDs", odd_names, *AS_BEFORE),
+    up_fault("processes start and end within a read", coming_and_going, *AS_BEFORE, looks=4),
+    up_fault("there are 20,000 processes", many, *AS_BEFORE),
 )
 
 

@@ -9,18 +9,20 @@ import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests import standin
-from tests.faults.matrix import Fault, suffer
+from tests.faults.matrix import Fault, fault_of, suffer
 from tests.faults.site import Site, Sites, Start, injects
 from tests.faults.test_driver import ALL_AS_BEFORE, CARD, DOWN, NOT_MEASURED, OTHERS, UP, answers, down, errors, hangs
-from tests.node import gpu_uuid
+from tests.machine import gpu_uuid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PART = "NVML worker"
+up_fault = partial(fault_of, PART, UP)
 IMPATIENT = Start(deadline_seconds=1.0)
 LIBRARY = Path(tempfile.gettempdir()) / f"gpumap-faults-{os.getpid()}" / "libnvidia-ml.so.1"
 OWN_LIBRARY = Start(flags=("--nvml-library", str(LIBRARY)))
@@ -99,28 +101,27 @@ async def library(site: Site, damage: Callable[[], object], *, ends_worker: bool
 
 
 FAULTS = (
-    Fault(
-        PART,
+    up_fault(
         "the worker is killed",
         signalled(signal.SIGKILL),
-        page=ALL_AS_BEFORE,
-        self_metrics=(UP, errors("worker_crashed")),
+        *ALL_AS_BEFORE,
+        metrics=(errors("worker_crashed"),),
         log=("source complains source=nvml reason=worker_crashed detail='the worker was killed by SIGKILL'",),
     ),
-    Fault(
-        PART,
+    up_fault(
         "the worker has a segmentation fault between two readings",
         signalled(signal.SIGSEGV),
-        page=ALL_AS_BEFORE,
-        self_metrics=(UP, errors("worker_crashed")),
+        *ALL_AS_BEFORE,
+        metrics=(errors("worker_crashed"),),
         log=("source complains source=nvml reason=worker_crashed detail='the worker was killed by SIGSEGV'",),
     ),
-    Fault(
-        PART,
+    up_fault(
         "the library crashes the worker whenever one GPU is read",
         answers(lambda driver: driver.crash.add(("nvmlDeviceGetPowerUsage", 1))),
-        page=(f'gpumap_gpu_fault_info{{gpu_{CARD},reason="worker_crashed"}} 1', *NOT_MEASURED, *OTHERS),
-        self_metrics=(UP, errors("worker_crashed")),
+        f'gpumap_gpu_fault_info{{gpu_{CARD},reason="worker_crashed"}} 1',
+        *NOT_MEASURED,
+        *OTHERS,
+        metrics=(errors("worker_crashed"),),
         log=(f"gpu down uuid={gpu_uuid(1)} index=1 reason=worker_crashed",),
         recovers=70,
     ),
@@ -143,34 +144,19 @@ FAULTS = (
         recovers=2,
         start=IMPATIENT,
     ),
-    Fault(
-        PART,
+    up_fault(
         "the worker is killed while a call on one GPU hangs",
         hangs_in_another_call,
-        page=ALL_AS_BEFORE,
-        self_metrics=(UP, errors("hung")),
+        *ALL_AS_BEFORE,
+        metrics=(errors("hung"),),
         log=(f"gpu down uuid={gpu_uuid(1)} index=1 reason=hung", f"gpu up uuid={gpu_uuid(1)} index=1"),
         recovers=2,
         start=IMPATIENT,
     ),
-    Fault(
-        PART,
-        "another file is renamed over the loaded library",
-        library(replace_library),
-        page=ALL_AS_BEFORE,
-        self_metrics=(UP,),
-        log=(),
-        start=OWN_LIBRARY,
+    up_fault(
+        "another file is renamed over the loaded library", library(replace_library), *ALL_AS_BEFORE, start=OWN_LIBRARY
     ),
-    Fault(
-        PART,
-        "the loaded library is deleted",
-        library(LIBRARY.unlink),
-        page=ALL_AS_BEFORE,
-        self_metrics=(UP,),
-        log=(),
-        start=OWN_LIBRARY,
-    ),
+    up_fault("the loaded library is deleted", library(LIBRARY.unlink), *ALL_AS_BEFORE, start=OWN_LIBRARY),
     Fault(
         PART,
         "the library is deleted, and the worker ends",
@@ -203,12 +189,11 @@ FAULTS = (
 )
 
 LONG = (
-    Fault(
-        PART,
+    up_fault(
         "the worker is stopped (SIGSTOP) for two minutes",
         stopped_for_two_minutes,
-        page=ALL_AS_BEFORE,
-        self_metrics=(UP, errors("deadline_exceeded")),
+        *ALL_AS_BEFORE,
+        metrics=(errors("deadline_exceeded"),),
         log=("source down source=nvml reason=deadline_exceeded", "source up source=nvml"),
         start=IMPATIENT,
     ),

@@ -159,8 +159,7 @@ def test_promtool_accepts_what_the_grammar_accepts() -> None:
 
 
 def test_no_expression_takes_for_ever() -> None:
-    """No expression in gpumap's code repeats, without a limit, what itself repeats without a limit: such an expression
-    can take exponential time."""
+    """No expression repeats without a limit what itself repeats without one: it could take exponential time."""
     patterns = _patterns()
     assert len(patterns) > 60
     assert {pattern for pattern in patterns if _repeats_repeats(pattern)} == _SEPARATED

@@ -49,7 +49,7 @@ from tests.command import run_command
 from tests.demo_process import GPUMAP, environment
 from tests.exposed import Page
 from tests.kubelet import Hang, Raw, Slow
-from tests.node import GIB, Node, gpu_uuid
+from tests.machine import GIB, Node, gpu_uuid
 from tests.pci import add_function
 from tests.processes import PlainProcesses
 

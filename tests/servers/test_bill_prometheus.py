@@ -558,8 +558,7 @@ def test_a_window_that_begins_in_an_outage(known: Known) -> None:
 
 
 def test_outages_of_one_node(known: Known) -> None:
-    """Work outside pods has no counters. Each outage of one node has a line, also one over an end of the window. An
-    outage of all nodes has one line."""
+    """Work outside pods has no counters. Each outage of one node has a line, also one over an end of the window."""
     found = ask(known.url, "--by", "job", match='job="jobs"')
     message = [
         f"The server has no gpumap samples{of} from 2024-03-0{ends}. Use within this gap is not charged."

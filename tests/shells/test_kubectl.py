@@ -284,8 +284,7 @@ async def test_two_agents_on_a_node(cluster: Cluster) -> None:
 
 
 async def test_a_tenants_pod_with_the_agents_label(cluster: Cluster, demos: dict[str, str]) -> None:
-    """Any user may create a pod with this label. In another namespace than the agents it is named, and not asked; if
-    it is not certain which namespace is the agents', none is asked."""
+    """Any user may create a pod with this label."""
     lie = map_of(json.loads(fetch(demos["gpu-1"] + "/api/v1/map")[0]), "gpu-1")
     forged = PlayedPod("gpu-1", "forged", lie, "tenant", created="2027-01-01T00:00:00Z")
     cluster.api.pods += [forged, PlayedPod("gpu-9", "forged-too", lie, "tenant", phase="Pending")]
@@ -386,8 +385,7 @@ async def watching(cluster: Cluster, *words: str) -> AsyncIterator[tuple[asyncio
 @pytest.mark.usefixtures("hangups_count")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 async def test_a_watch_that_is_ended_leaves_nothing(cluster: Cluster, number: signal.Signals) -> None:
-    """By Ctrl-C, by another process, or because its terminal is closed: no proxy, no file; and 0. SIGKILL leaves
-    nothing either."""
+    """By Ctrl-C, by another process, or because its terminal is closed: no proxy, no file; and 0."""
     async with watching(cluster, "top", "-A") as (process, _):
         assert len(cluster.left_over()) == 2, "the proxy and its folder"
         process.send_signal(number)

@@ -17,7 +17,7 @@ from random import Random, SystemRandom
 
 from tests import standin
 from tests.demo_process import GPUMAP, environment
-from tests.node import short_directory
+from tests.machine import short_directory
 from tests.soak import clients, cost
 from tests.soak.clock import SPEED
 from tests.soak.node import AGENTS, SoakNode

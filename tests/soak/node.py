@@ -19,7 +19,7 @@ from gpumap.lab.demo import texts
 from gpumap.model.observations import DeviceId, PluginAnswer, ResourceDevices
 from gpumap.model.terms import ContainerName, PodUid
 from tests import machine, standin
-from tests.node import GIB, MIB, gpu_uuid
+from tests.machine import GIB, MIB, gpu_uuid
 from tests.soak.clock import SPEED, now
 
 AGENTS = ("steady", "restarted")

@@ -23,13 +23,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from tests import laws, standin
 from tests.demo_process import environment
 from tests.exposed import Page
+from tests.laws import Span, Window
 from tests.promtool import promtool
 from tests.soak import clock
 from tests.soak.agent import LEAK
 from tests.soak.door import Door
 from tests.soak.node import AGENTS, SoakNode, Truth
 from tests.soak.window import make_window
-from tests.truth import Span, Window
 
 POLL_SECONDS = 0.1
 INTERVAL_SECONDS = 0.25

@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from gpumap.model.terms import ContainerName
-from tests import truth
+from tests import laws
+from tests.laws import LONG_AGO, NEVER, Span, Window
 from tests.soak.node import BASE_BYTES, Truth
-from tests.truth import LONG_AGO, NEVER, Span, Window
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -26,14 +26,14 @@ def make_window(
 ) -> Window:
     """Give the window of `truths`. `listed` begins with the last List that the page may show."""
     pods = {
-        uid: truth.Pod(pod.namespace, pod.name, uid, ended) for uid, pod, _, ended in _lives(listed, lambda at: at.pods)
+        uid: laws.Pod(pod.namespace, pod.name, uid, ended) for uid, pod, _, ended in _lives(listed, lambda at: at.pods)
     }
     for at in listed:  # of pods that ended before, processes may be left over
         for one in at.processes.values():
             if one.pod is not None and one.pod.uid not in pods:
-                pods[one.pod.uid] = truth.Pod(one.pod.namespace, one.pod.name, one.pod.uid, LONG_AGO)
+                pods[one.pod.uid] = laws.Pod(one.pod.namespace, one.pod.name, one.pod.uid, LONG_AGO)
     holdings = [
-        truth.Holding(
+        laws.Holding(
             pods[pod.uid],
             pods[pod.uid].container(container),
             grant.leaf,
@@ -48,7 +48,7 @@ def make_window(
     for _, one, began, ended in _lives(listed, lambda at: {other.identity: other for other in at.processes.values()}):
         pod = pods[one.pod.uid] if one.pod else None
         name = pod.container(one.container) if pod else None
-        processes.append(truth.Process(one.pid, pod, name, {one.leaf: one.memory_bytes}, began, ended))
+        processes.append(laws.Process(one.pid, pod, name, {one.leaf: one.memory_bytes}, began, ended))
     leaves = {leaf: gpu for at in truths for leaf, gpu in at.leaves.items()}
     broken = [at.broken(agent, or_recovering=recovering_counts) for at in truths]
     coming = {leaf for at in truths for leaf in leaves.keys() ^ at.leaves.keys()}
