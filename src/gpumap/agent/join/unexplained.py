@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
+from functools import cache
 from typing import NamedTuple
 
 from gpumap.agent.join.inventory import Inventory
@@ -102,7 +103,7 @@ def watch_unexplained_use(
             memory_bytes = _unexplained_bytes(leaf.memory, [processes.get(sibling) for sibling in siblings], living)
             conditions: dict[str, bool | None] = {}
             if procs.is_machine and not is_host and leaf.memory and leaf.memory.reserved_bytes is not None:
-                if not _is_numa(reading, driver_version):
+                if reading.numa_node is None and not _is_numa_model(reading.model, driver_version):
                     has_memory = None if memory_bytes is None else memory_bytes >= UNEXPLAINED_BYTES
                     conditions[MEMORY_WITHOUT_PROCESS] = has_memory if pids.isdisjoint(living) else False
                 if isinstance(leaf, GpuReading) and leaf.utilization_ratio is not None and leaf.samples is not None:
@@ -126,12 +127,11 @@ def _span(previous: Span | None, is_true: bool | None, moment: Moment) -> Span:
     return Span(is_true, moment, has_begun=previous is not None and previous.is_true is False)
 
 
-def _is_numa(reading: GpuReading, driver_version: str) -> bool:
-    """Return whether the GPU's memory is a NUMA node of the machine: then the page cache may use it."""
-    if reading.numa_node is not None:
-        return True
+@cache
+def _is_numa_model(model: str, driver_version: str) -> bool:
+    """Return whether the memory of this model is a NUMA node of the machine: then the page cache may use it."""
     major = driver_version.partition(".")[0]
-    return _GRACE.search(reading.model) is not None and not (major.isdigit() and int(major) >= COHERENT_DRIVER)
+    return _GRACE.search(model) is not None and not (major.isdigit() and int(major) >= COHERENT_DRIVER)
 
 
 def _unexplained_bytes(

@@ -18,7 +18,7 @@ WHOLE_GPU = 1 - 1e-9
 """Shares that add up to so much fill a GPU; they are rounded."""
 
 _HINDRANCES = ("fault", "not_offered", "squatter", "leftover", "unexplained")
-_HARMLESS = (Owner.ASSIGNED, Owner.SCHEDULED, Owner.MPS_SERVER, Owner.SIBLING, Owner.UNACCOUNTED)
+_HARMLESS = frozenset({Owner.ASSIGNED, Owner.SCHEDULED, Owner.MPS_SERVER, Owner.SIBLING, Owner.UNACCOUNTED})
 
 
 def add_free(node: Node) -> Node:
@@ -43,18 +43,19 @@ def add_free(node: Node) -> Node:
 
 def _large_user(device: Device) -> str:
     """Return the owner that uses most, if processes without a grant use too much; else nothing."""
-    uses = [use for use in device.owners if use.owner not in _HARMLESS and use.memory_bytes]
-    if sum(use.memory_bytes or 0 for use in uses) <= USED_BYTES_MAX:
+    sizes = {use.owner: use.memory_bytes for use in device.owners if use.memory_bytes and use.owner not in _HARMLESS}
+    if sum(sizes.values()) <= USED_BYTES_MAX:
         return ""
-    return max(uses, key=lambda use: use.memory_bytes or 0).owner.value
+    return max(sizes, key=sizes.__getitem__).value
 
 
 def _free_ratio(device: Device) -> float | None:
-    unmeasured = any(use.processes and use.memory_bytes is None for use in device.owners if use.owner not in _HARMLESS)
-    if device.holders is None or unmeasured or not device.owners:
+    if device.holders is None or not device.owners:
+        return None
+    if any(use.memory_bytes is None and use.processes and use.owner not in _HARMLESS for use in device.owners):
         return None
     grants = [row.grant for row in device.containers if row.grant]
-    if len(grants) < (device.holders or 0):
+    if len(grants) < device.holders:
         return 0.0  # a container holds the whole partitioned GPU
     reserving = [grant for grant in grants if not grant.admin_access]
     ratio = _free_slots_ratio(device, reserving) if reserving else 1.0
