@@ -48,8 +48,9 @@ async def make_node(library: Path) -> AsyncIterator[Node]:
 # --- what it says of itself -------------------------------------------------------------------------------------------
 
 
-def test_version() -> None:
-    done = run_command("--version")
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_version(word: str) -> None:
+    done = run_command(word)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"gpumap {__version__}\n", "")
 
 
@@ -215,9 +216,10 @@ def test_a_busy_port_is_a_mistake(command: str) -> None:
     """Exit code 2, with the flag, or the variable, that named the port."""
     with socket.create_server(("127.0.0.1", 0)) as busy:
         address = f"127.0.0.1:{busy.getsockname()[1]}"
-        assert one_line(run_command(command, "--listen", address), 2) == f"--listen {address}: Address already in use"
+        reason = "Address already in use; choose another address with --listen"
+        assert one_line(run_command(command, "--listen", address), 2) == f"--listen {address}: {reason}"
         message = one_line(run_command(command, GPUMAP_LISTEN=address), 2)
-        assert message == f"--listen (from $GPUMAP_LISTEN={address}): Address already in use"
+        assert message == f"--listen (from $GPUMAP_LISTEN={address}): {reason}"
 
 
 @pytest.mark.parametrize("words", [(), ("waste",)])

@@ -16,7 +16,14 @@ from aiohttp import web
 
 from gpumap.agent.exposition import OPENMETRICS_TYPE, TEXT_TYPE
 from gpumap.agent.web.pages import Format, Pages
-from gpumap.agent.web.requests import Handler, accepts_gzip, has_already, prefers_openmetrics, refuse_foreign_hosts
+from gpumap.agent.web.requests import (
+    Handler,
+    accepts_gzip,
+    has_already,
+    list_paths,
+    prefers_openmetrics,
+    refuse_foreign_hosts,
+)
 from gpumap.model.check import short_line
 from gpumap.model.terms import GPU_CONDITIONS
 
@@ -45,7 +52,7 @@ _SCHEMA = Path(__file__).parents[2] / "model" / "map.schema.json"
 
 def application(pages: Pages) -> web.Application:
     """Make the application. The pages of dialects that are off return 404."""
-    app = web.Application(middlewares=[refuse_foreign_hosts])
+    app = web.Application(middlewares=[refuse_foreign_hosts, list_paths])
     app.on_response_prepare.append(_hide_versions)
     for file in _PAGE.iterdir():
         if file.is_file():
