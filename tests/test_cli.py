@@ -205,9 +205,31 @@ def test_mistakes_are_one_line(arguments: tuple[str, ...], expected: str) -> Non
     assert expected in one_line(run_command(*arguments), 2)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), "$GPUMAP_URL agent: must start with http:// or https://"),
+        (
+            ("--proc", "/"),
+            "--proc: sets a source of this node, but $GPUMAP_URL asks an agent with its own sources; "
+            "--url '' asks this node",
+        ),
+        (("--url", "", "--proc", "/dev/null"), "--proc /dev/null: is not a directory"),
+        (("--url", "ftp://b"), "--url ftp://b: must start with http:// or https://"),
+        (("--prometheus", "ftp://b"), "--prometheus ftp://b: must start with http:// or https://"),
+    ],
+)
+def test_the_variable_of_the_agent_is_named(flags: tuple[str, ...], expected: str) -> None:
+    """The chart sets it in the agent's pod. A flag takes precedence, and --url '' is this node."""
+    assert one_line(run_command("map", *flags, GPUMAP_URL="agent"), 2) == expected
+
+
 def test_the_demo_warns_of_an_unknown_variable() -> None:
     """As `serve` does: a mistyped variable is a line of the log."""
-    output = run_command("demo", "--scenario", "/no/such/file", GPUMAP_INTERVALL="1s").stderr
+    output = run_command(
+        "demo", "--scenario", "/no/such/file", GPUMAP_INTERVALL="1s", GPUMAP_URL="http://127.0.0.1:9401"
+    ).stderr
+    assert output.count("WARNING") == 1
     assert "WARNING unknown variable ignored variable=GPUMAP_INTERVALL nearest=GPUMAP_INTERVAL" in output
 
 

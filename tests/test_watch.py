@@ -25,7 +25,7 @@ from aiohttp import web
 from gpumap.agent.published import published
 from gpumap.cli.terminal import cells
 from tests.agent import PATIENCE_SECONDS
-from tests.command import ForkOnTerminal, gpumap
+from tests.command import ForkOnTerminal, gpumap, run_command_in_loop
 from tests.demo_process import GPUMAP, environment
 from tests.snapshots import busy_node
 
@@ -201,6 +201,15 @@ async def test_tables_fit_the_terminal(fake: FakeAgent, command: str, columns: i
         assert max(map(cells, table)) <= columns
         assert any("…" in row for row in table)
     assert name not in text or command == "doctor"
+
+
+@pytest.mark.parametrize("command", ["map", "top", "waste", "inspect", "doctor", "check"])
+async def test_the_agent_of_the_variable_is_asked(fake: FakeAgent, command: str) -> None:
+    """As in the agent's pod: the answer is that of --url."""
+    by_flag = await run_command_in_loop(command, "--url", fake.url)
+    by_variable = await run_command_in_loop(command, GPUMAP_URL=fake.url)
+    assert (by_variable.stdout, by_variable.returncode) == (by_flag.stdout, by_flag.returncode)
+    assert by_flag.stdout
 
 
 async def test_a_pipe_without_utf_8_gets_ascii_for_dashes_and_arrows(fake: FakeAgent) -> None:

@@ -37,6 +37,8 @@ HOW_TO_ASK = "connection"
 WATCH_INTERVAL, CLUSTER_INTERVAL = "2s", "15s"
 """The second is for a cluster: a Prometheus rarely scrapes more often."""
 _FORMS = ("table", "wide", "json", "yaml", "name")
+URL_VARIABLE = "GPUMAP_URL"
+"""The agent to ask without --url. The chart sets it in the agent's pod."""
 SUMS_BY = ("namespace", "node")
 """What --by adds up by."""
 
@@ -85,7 +87,10 @@ def add_url(parser: Parser) -> argparse._ArgumentGroup:
     """Add the flag of the agent to ask. Return the group for other flags of this kind."""
     source = parser.add_argument_group("source")
     source.add_argument(
-        "--url", metavar="URL", help="A running gpumap, such as http://127.0.0.1:9401. Default: this node."
+        "--url",
+        metavar="URL",
+        help=f"A running gpumap, such as http://127.0.0.1:9401, or '' for this node. (default: ${URL_VARIABLE}, else "
+        "this node)",
     )
     return source
 
@@ -151,13 +156,14 @@ def server_of(args: argparse.Namespace) -> Prometheus:
 
 
 def node_maps(args: argparse.Namespace, interval_seconds: float, *, watch_allocations: bool = False) -> NodeMapStream:
-    """Ask the agent of --url again and again, or collect on this node. Raises UsageError."""
+    """Ask the agent of --url or of its variable again and again, or collect on this node. Raises UsageError."""
     from gpumap.cli.sources import this_node
 
     for name in _DETAILS:
         if getattr(args, name, None) is not None:
             raise UsageError(f"--{name} requires --prometheus")
-    if args.url is None:
+    flag, url = url_of(args)
+    if not url:
         for name in CREDENTIALS:
             if getattr(args, name) is not None:
                 flags = "--url or --prometheus" if hasattr(args, "prometheus") else "--url"
@@ -165,8 +171,15 @@ def node_maps(args: argparse.Namespace, interval_seconds: float, *, watch_alloca
         return this_node.maps_of_node(this_node.prepare(args), interval_seconds, watch_allocations=watch_allocations)
     from gpumap.cli.sources.agent import maps_of_agent
 
-    this_node.prepare_elsewhere(args, "--url")
-    return maps_of_agent(args, interval_seconds)
+    this_node.prepare_elsewhere(args, flag)
+    return maps_of_agent(args, flag, url, interval_seconds)
+
+
+def url_of(args: argparse.Namespace) -> tuple[str, str]:
+    """Return the flag or variable that names the agent to ask, and the URL; an empty one for this node."""
+    if args.url is not None:
+        return "--url", args.url
+    return f"${URL_VARIABLE}", os.environ.get(URL_VARIABLE, "")
 
 
 def matchers_of(flag: str, text: str, jobs: str = OWN_JOBS) -> str:
