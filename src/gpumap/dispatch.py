@@ -19,7 +19,6 @@ from gpumap import __version__
 from gpumap.agent.flags import FLAGS, add_flags
 from gpumap.agent.logs import set_up_log
 from gpumap.agent.settings import Settings, quiet, resolve, unknown_variables
-from gpumap.cli.args import URL_VARIABLE
 from gpumap.cli.commands import SUMMARIES, add_commands
 from gpumap.cli.credentials import VARIABLES
 from gpumap.cli.gpumap import GPUMAP
@@ -150,7 +149,7 @@ def _resolve_and_log(args: argparse.Namespace) -> Settings:
     """Return the settings of a service. Set up its log, and warn of unknown variables."""
     settings = resolve(args, os.environ)
     set_up_log(settings.log_format, settings.log_level)
-    for name, nearest in unknown_variables(os.environ, (*(flag.variable for flag in FLAGS), *VARIABLES, URL_VARIABLE)):
+    for name, nearest in unknown_variables(os.environ, (*(flag.variable for flag in FLAGS), *VARIABLES)):
         logging.getLogger("gpumap").warning("unknown variable ignored variable=%s nearest=%s", name, nearest)
     return settings
 

@@ -9,7 +9,7 @@ import gpumap
 from gpumap.agent.flags import ALL_DIALECTS, FLAGS, add_flags
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.settings import resolve
-from gpumap.cli.args import URL_VARIABLE
+from gpumap.cli.credentials import URL_VARIABLE
 from tests.deploy.chart import (
     CHART,
     OLDEST,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpumap.cli.credentials import CREDENTIALS, add_credentials, address_of, credentials_of
+from gpumap.cli.credentials import CREDENTIALS, URL_VARIABLE, add_credentials, address_of, credentials_of
 from gpumap.cli.parser import Parser, one_of
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import parse_duration
@@ -37,8 +37,6 @@ HOW_TO_ASK = "connection"
 WATCH_INTERVAL, CLUSTER_INTERVAL = "2s", "15s"
 """The second is for a cluster: a Prometheus rarely scrapes more often."""
 _FORMS = ("table", "wide", "json", "yaml", "name")
-URL_VARIABLE = "GPUMAP_URL"
-"""The agent to ask without --url. The chart sets it in the agent's pod."""
 SUMS_BY = ("namespace", "node")
 """What --by adds up by."""
 
@@ -86,12 +84,8 @@ def add_watch(output: argparse._ArgumentGroup, interval_help: str) -> None:
 def add_url(parser: Parser) -> argparse._ArgumentGroup:
     """Add the flag of the agent to ask. Return the group for other flags of this kind."""
     source = parser.add_argument_group("source")
-    source.add_argument(
-        "--url",
-        metavar="URL",
-        help=f"A running gpumap, such as http://127.0.0.1:9401, or '' for this node. (default: ${URL_VARIABLE}, else "
-        "this node)",
-    )
+    help_ = f"A running gpumap, such as http://127.0.0.1:9401, or '' for this node. (default: ${URL_VARIABLE}, or '')"
+    source.add_argument("--url", metavar="URL", help=help_)
     return source
 
 
@@ -172,7 +166,7 @@ def node_maps(args: argparse.Namespace, interval_seconds: float, *, watch_alloca
     from gpumap.cli.sources.agent import maps_of_agent
 
     this_node.prepare_elsewhere(args, flag)
-    return maps_of_agent(args, flag, url, interval_seconds)
+    return maps_of_agent(args, interval_seconds)
 
 
 def url_of(args: argparse.Namespace) -> tuple[str, str]:

@@ -86,7 +86,9 @@ def _variable(name: str) -> str:
     return "GPUMAP_" + name.removeprefix("--").upper().replace("-", "_")
 
 
-VARIABLES = tuple(map(_variable, _FROM_ENVIRONMENT))
+URL_VARIABLE = "GPUMAP_URL"
+"""The agent to ask without --url. The chart sets it in the agent's pod."""
+VARIABLES = (URL_VARIABLE, *map(_variable, _FROM_ENVIRONMENT))
 
 
 def _headers(texts: Sequence[str]) -> dict[str, str]:

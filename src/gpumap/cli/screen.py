@@ -77,20 +77,17 @@ _PLAIN = dict(zip("→–…°↑↓▁▂▃▄▅▆▇█", ">-~ ^v_.-~=+*#",
 
 def _replace_by_ascii(error: UnicodeError) -> tuple[str, int]:
     """Return what to write for the characters that the encoding does not have."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
+    assert isinstance(error, UnicodeEncodeError)  # noqa: S101 -- it is for writing only
     return "".join(_PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
 def take_any_text() -> None:
-    """Replace characters that the terminal cannot write: names come from outside. Raises FatalError without stdout.
-
-    In the C locale Python writes UTF-8. A terminal of this locale may not show it.
-    """
+    """Replace characters that the terminal cannot write: names come from outside. Raises FatalError without stdout."""
     if sys.stdout is None:
         raise FatalError("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
         codecs.register_error("gpumap", _replace_by_ascii)
+        # In the C locale, Python writes UTF-8, which a terminal of this locale may not show.
         encoding = locale.getencoding() if sys.stdout.isatty() else None
         sys.stdout.reconfigure(encoding=encoding, errors="gpumap")
 

@@ -151,9 +151,7 @@ UNMATCHED: dict[str, str] = {
 }
 """By reason of slots that match no device, or that another pod holds too."""
 
-NO_JOB_CGROUP = (
-    "Slurm puts jobs into no cgroup. Set `TaskPlugin=task/cgroup` or `ProctrackType=proctrack/cgroup` in slurm.conf."
-)
+NO_JOB_CGROUP = "Slurm puts jobs into no cgroup. Set `TaskPlugin=task/cgroup` in slurm.conf."
 """If processes of slurmstepd use GPUs in no job's cgroup."""
 
 FINDINGS: dict[str, str] = {

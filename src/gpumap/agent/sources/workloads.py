@@ -196,8 +196,7 @@ class WorkloadReader:
         if kind is CgroupKind.HOST:
             work = workload(paths) or _user(folder)
         if work is not None and is_sluid(work) and (job := sluid_folder(paths)):
-            # A process in a pod may name directories as it likes.
-            search = None if kind is CgroupKind.POD else lambda: self._running_jobs
+            search = None if kind is CgroupKind.POD else lambda: self._running_jobs  # a pod may name directories freely
             job_id = self._job_ids.job_id(pid, job, search)
             return structs.replace(work, name=job_id or work.name)
         if work is not None and work.kind == "user":

@@ -76,19 +76,6 @@ async def refuse_foreign_hosts(request: web.Request, handler: Handler) -> web.St
     return web.Response(status=421, text=_FOREIGN_HOST, headers={"Cache-Control": "no-store"})
 
 
-@web.middleware
-async def list_paths(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer 404 with the paths that exist."""
-    try:
-        return await handler(request)
-    except web.HTTPNotFound:
-        paths = sorted(resource.canonical for resource in request.app.router.resources())
-        text = "".join(f"{path}\n" for path in paths if not path.startswith("/page/"))
-        return web.Response(
-            status=404, text=f"no such path; the paths are:\n{text}", headers={"Cache-Control": "no-store"}
-        )
-
-
 def is_foreign(host: str, own_address: str) -> bool:
     """Return whether this `Host` cannot be a name of the loopback address at which the request arrived."""
     if not _is_loopback(own_address):
