@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpumap.cli.credentials import CREDENTIALS, URL_VARIABLE, add_credentials, address_of, credentials_of
+from gpumap.cli.credentials import CREDENTIALS, URL_VARIABLE, add_credentials, address_of, credentials_of, url_of
 from gpumap.cli.parser import Parser, one_of
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import parse_duration
@@ -167,13 +167,6 @@ def node_maps(args: argparse.Namespace, interval_seconds: float, *, watch_alloca
 
     this_node.prepare_elsewhere(args, flag)
     return maps_of_agent(args, interval_seconds)
-
-
-def url_of(args: argparse.Namespace) -> tuple[str, str]:
-    """Return the flag or variable that names the agent to ask, and the URL; an empty one for this node."""
-    if args.url is not None:
-        return "--url", args.url
-    return f"${URL_VARIABLE}", os.environ.get(URL_VARIABLE, "")
 
 
 def matchers_of(flag: str, text: str, jobs: str = OWN_JOBS) -> str:

@@ -237,6 +237,13 @@ def hide_password(url: str) -> str:
     return re.sub(r"\A(\w+://)?.*@", r"\1", url, flags=re.DOTALL)
 
 
+def url_of(args: argparse.Namespace) -> tuple[str, str]:
+    """Return the flag or variable that names the agent to ask, and the URL; an empty one for this node."""
+    if args.url is not None:
+        return "--url", args.url
+    return f"${URL_VARIABLE}", os.environ.get(URL_VARIABLE, "")
+
+
 def address_of(flag: str, url: str) -> URL:
     """Return the URL of a flag. Raises UsageError."""
     from yarl import URL  # importing it takes long

@@ -13,8 +13,7 @@ from http.client import HTTPException
 import msgspec
 from yarl import URL
 
-from gpumap.cli.args import url_of
-from gpumap.cli.credentials import Credentials, address_of, credentials_of, hide_password, is_host
+from gpumap.cli.credentials import Credentials, address_of, credentials_of, hide_password, is_host, url_of
 from gpumap.cli.rows import NodeMaps, NodeMapStream
 from gpumap.cli.sources.http_client import HttpAnswer, ask, ask_repeatedly, endpoint_of, no_answer
 from gpumap.model.errors import FatalError, UsageError
