@@ -48,8 +48,9 @@ async def make_node(library: Path) -> AsyncIterator[Node]:
 # --- what it says of itself -------------------------------------------------------------------------------------------
 
 
-def test_version() -> None:
-    done = run_command("--version")
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_version(word: str) -> None:
+    done = run_command(word)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"gpumap {__version__}\n", "")
 
 
@@ -203,9 +204,31 @@ def test_mistakes_are_one_line(arguments: tuple[str, ...], expected: str) -> Non
     assert expected in one_line(run_command(*arguments), 2)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), "$GPUMAP_URL agent: must start with http:// or https://"),
+        (
+            ("--proc", "/"),
+            "--proc: sets a source of this node, but $GPUMAP_URL asks an agent with its own sources; "
+            "--url '' asks this node",
+        ),
+        (("--url", "", "--proc", "/dev/null"), "--proc /dev/null: is not a directory"),
+        (("--url", "ftp://b"), "--url ftp://b: must start with http:// or https://"),
+        (("--prometheus", "ftp://b"), "--prometheus ftp://b: must start with http:// or https://"),
+    ],
+)
+def test_the_variable_of_the_agent_is_named(flags: tuple[str, ...], expected: str) -> None:
+    """The chart sets it in the agent's pod. A flag takes precedence, and --url '' is this node."""
+    assert one_line(run_command("map", *flags, GPUMAP_URL="agent"), 2) == expected
+
+
 def test_the_demo_warns_of_an_unknown_variable() -> None:
     """As `serve` does: a mistyped variable is a line of the log."""
-    output = run_command("demo", "--scenario", "/no/such/file", GPUMAP_INTERVALL="1s").stderr
+    output = run_command(
+        "demo", "--scenario", "/no/such/file", GPUMAP_INTERVALL="1s", GPUMAP_URL="http://127.0.0.1:9401"
+    ).stderr
+    assert output.count("WARNING") == 1
     assert "WARNING unknown variable ignored variable=GPUMAP_INTERVALL nearest=GPUMAP_INTERVAL" in output
 
 
@@ -214,9 +237,10 @@ def test_a_busy_port_is_a_mistake(command: str) -> None:
     """Exit code 2, with the flag, or the variable, that named the port."""
     with socket.create_server(("127.0.0.1", 0)) as busy:
         address = f"127.0.0.1:{busy.getsockname()[1]}"
-        assert one_line(run_command(command, "--listen", address), 2) == f"--listen {address}: Address already in use"
+        reason = "Address already in use; choose another address with --listen"
+        assert one_line(run_command(command, "--listen", address), 2) == f"--listen {address}: {reason}"
         message = one_line(run_command(command, GPUMAP_LISTEN=address), 2)
-        assert message == f"--listen (from $GPUMAP_LISTEN={address}): Address already in use"
+        assert message == f"--listen (from $GPUMAP_LISTEN={address}): {reason}"
 
 
 @pytest.mark.parametrize("words", [(), ("waste",)])

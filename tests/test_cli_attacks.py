@@ -228,7 +228,7 @@ async def test_a_vector_that_fills_the_memory(row: str, rows: int, expected: str
 def test_a_query_in_the_url(more: str) -> None:
     """The request would not have it. The line does not repeat it: it may be a secret."""
     message = one_line(run_command("map", "--url", f"http://user:word@a:1/b{more}"), 2)
-    assert message == "--url http://a:1/b: must end with the path; a query (?…) or a fragment (#…) is not supported"
+    assert message == "--url http://a:1/b: must end with the path, without a query (?…) and a fragment (#…)"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

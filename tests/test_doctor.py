@@ -21,7 +21,7 @@ from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
 from gpumap.model import remedies
-from gpumap.model.node import GpuXids, decode
+from gpumap.model.node import GpuXids, Workload, decode
 from gpumap.model.node import Node as SeenNode
 from gpumap.model.observations import ClaimDevice, PreparedDevice
 from gpumap.model.snapshot import Snapshot
@@ -267,6 +267,18 @@ def test_unmatched_slots() -> None:
         assert check.state == "degraded"
         assert check.why == f"{reason}: ml/odd"
         assert check.remedy == remedies.UNMATCHED[reason]
+
+
+def test_processes_of_slurm_in_no_cgroup_of_a_job() -> None:
+    """Without task/cgroup or proctrack/cgroup they are in the cgroup of slurmd or slurmstepd: gpumap knows no job."""
+    units = ("slurmd.service", "slurmd@n1.service", "slurmstepd.scope", "n1_slurmstepd.scope", "my-slurmd.service")
+    works = [*(Workload("systemd_unit", unit) for unit in units), Workload("slurm_job", "42")]
+    processes = [Process(100 + number, made_uuid(0), None, work=work) for number, work in enumerate(works)]
+    check = checked(TestNode([Gpu(0)], processes=processes))["slurm"]
+    assert (check.state, check.seen, check.remedy) == ("degraded", "4 processes", remedies.NO_JOB_CGROUP)
+    names = "n1_slurmstepd.scope, slurmd.service, slurmd@n1.service and 1 more"
+    assert check.why == f"{names}: PID 100, 101, 102 and 1 more in no job's cgroup"
+    assert "slurm" not in checked(TestNode([Gpu(0)], processes=processes[4:]))
 
 
 def test_claims_that_may_have_admin_access() -> None:

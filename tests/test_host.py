@@ -15,7 +15,7 @@ from gpumap.agent.metrics import native
 from gpumap.agent.metrics.use import HOST
 from gpumap.agent.published import published
 from gpumap.agent.sources.procfs import ProcfsSource
-from gpumap.agent.sources.workloads import JOBS_MAX, SEARCH_SECONDS, JobIds
+from gpumap.agent.sources.workloads import JOBS_MAX, JobIds
 from gpumap.cli.commands.map import map_table
 from gpumap.cli.commands.top import top_table
 from gpumap.cli.rows import NodeMaps
@@ -233,9 +233,8 @@ class Slurm:
         self._proc = directory / "proc"
         self._proc.mkdir(exist_ok=True)
         self._slurmd = slurmd
-        self.now = 0.0
         self.searches = 0
-        self.job_ids = JobIds(self._proc, self._pids, lambda: self.now)
+        self.job_ids = JobIds(self._proc, self._pids)
 
     def _pids(self) -> Iterator[int]:
         self.searches += 1
@@ -252,7 +251,8 @@ class Slurm:
 
     def job_id(self, pid: int, job: str) -> str | None:
         """What gpumap reads for a process of a job."""
-        return self.job_ids.job_id(pid, f"{self._slurmd}/{job}", in_pod="kubepods" in self._slurmd)
+        search = None if "kubepods" in self._slurmd else self.job_ids.search
+        return self.job_ids.job_id(pid, f"{self._slurmd}/{job}", search)
 
 
 SLUID = "s5K1KKYAYG5D00"
@@ -277,36 +277,46 @@ def test_the_parents_of_a_process_lead_to_its_job(tmp_path: Path, slurmd: str, p
 
 
 def test_an_orphan_of_the_host_leads_to_one_search(tmp_path: Path) -> None:
-    """The parent has ended."""
+    """The parent has ended. A search of all processes finds its job and all others, or that no process names it. The
+    first answer stays: no job has two names."""
     slurm = Slurm(tmp_path)
     slurm.start(10, STEPD, "slurmstepd: [42.0]")
     slurm.start(11, TASK)
     assert slurm.job_id(11, SLUID) == "42"
     slurm.start(12, f"{LATER}/step_0/user/task_0")
     assert slurm.job_id(12, LATER) is None
-    slurm.start(13, f"{LATER}/step_0/slurm", "slurmstepd: [43.0]")
-    slurm.now = SEARCH_SECONDS - 0.1
+    slurm.start(13, f"{LATER}/step_1/slurm", "slurmstepd: [43.1]")
     assert slurm.job_id(12, LATER) is None
-    assert slurm.searches == 1, "not so soon"
-    slurm.now = SEARCH_SECONDS
-    assert slurm.job_id(12, LATER) == "43"
-    unnamed = f"{SLUID[:-1]}9"
-    slurm.start(14, f"{unnamed}/step_0/user/task_0")
-    for _ in range(5):
-        slurm.now += SEARCH_SECONDS
+    assert slurm.searches == 2
+    for unnamed in (f"{SLUID[:-1]}8", f"{SLUID[:-1]}9"):
         assert slurm.job_id(14, unnamed) is None
-    assert slurm.searches == 3
+    assert slurm.searches == 4
+    assert slurm.job_id(12, LATER) is None
+
+
+def test_detached_processes_of_several_jobs_have_their_job_ids_at_once(tmp_path: Path) -> None:
+    """The second job starts right after a search for the first one: it has one name, from its first sample."""
+    slurm = Slurm(tmp_path)
+    (tmp_path / "proc" / str(os.getpid())).mkdir()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "cgroup").write_text("0::/system.slice/gpumap.service\n")
+    source = ProcfsSource(tmp_path / "proc", tmp_path / "own")
+    for number, sluid in enumerate((SLUID, LATER)):
+        slurm.start(10 + number, f"{sluid}/step_0/slurm", f"slurmstepd: [{42 + number}.0]")
+        slurm.start(20 + number, f"{sluid}/step_0/user/task_0")
+        entries = source.read(range(20, 21 + number), None).value.entries
+        assert [entry.workload for entry in entries] == [
+            Workload("slurm_job", str(42 + job)) for job in range(number + 1)
+        ]
 
 
 def test_jobs_are_forgotten(tmp_path: Path) -> None:
     """A process can move to new directories for ever."""
     slurm = Slurm(tmp_path)
     for number in range(JOBS_MAX + 10):
-        slurm.now += SEARCH_SECONDS
         assert slurm.job_id(11, f"job{number}") is None
     assert slurm.searches == JOBS_MAX + 10
     for job, searches in ((JOBS_MAX, JOBS_MAX + 10), (0, JOBS_MAX + 11)):
-        slurm.now += SEARCH_SECONDS
         slurm.job_id(11, f"job{job}")
         assert slurm.searches == searches, "only the first is forgotten"
 

@@ -25,7 +25,7 @@ from aiohttp import web
 from gpumap.agent.published import published
 from gpumap.cli.terminal import cells
 from tests.agent import PATIENCE_SECONDS
-from tests.command import ForkOnTerminal
+from tests.command import ForkOnTerminal, gpumap, run_command_in_loop
 from tests.demo_process import GPUMAP, environment
 from tests.snapshots import busy_node
 
@@ -201,6 +201,23 @@ async def test_tables_fit_the_terminal(fake: FakeAgent, command: str, columns: i
         assert max(map(cells, table)) <= columns
         assert any("…" in row for row in table)
     assert name not in text or command == "doctor"
+
+
+@pytest.mark.parametrize("command", ["map", "top", "waste", "inspect", "doctor", "check"])
+async def test_the_agent_of_the_variable_is_asked(fake: FakeAgent, command: str) -> None:
+    """As in the agent's pod: the answer is that of --url."""
+    by_flag = await run_command_in_loop(command, "--url", fake.url)
+    by_variable = await run_command_in_loop(command, GPUMAP_URL=fake.url)
+    assert (by_variable.stdout, by_variable.returncode) == (by_flag.stdout, by_flag.returncode)
+    assert by_flag.stdout
+
+
+async def test_a_pipe_without_utf_8_gets_ascii_for_dashes_and_arrows(fake: FakeAgent) -> None:
+    """Only letters of other languages become question marks."""
+    assert fake.answer is not None
+    fake.answer["sources"][0].update(up=False, reason="socket_missing", detail="ä", remedy="Mount it.")
+    done = await asyncio.to_thread(gpumap, "doctor", "--url", fake.url, LC_ALL="C", PYTHONUTF8="0")
+    assert "socket_missing: ? > Mount it." in done.stdout
 
 
 @pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])

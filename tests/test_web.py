@@ -205,11 +205,14 @@ async def test_the_map_is_json(site: Site) -> None:
 
 
 async def test_pages_of_dialects_that_are_off_are_not_there() -> None:
-    """/metrics/nodes is 404 without its dialect, and so is /metric."""
+    """/metrics/nodes is 404 without its dialect, and so is /metric. The answer lists the paths that exist."""
     async with serving(nodes=False) as site:
         site.pages.publish(snapshot())
-        assert (await site.get("/metrics/nodes"))[0] == 404
-        assert (await site.get("/metric"))[0] == 404
+        for path in ("/metrics/nodes", "/metric"):
+            status, _, text = await site.get(path)
+            assert (status, path in text.splitlines()) == (404, False)
+            assert {"/", "/metrics", "/api/v1/map", "/api/v1/check", "/readyz"} < set(text.splitlines())
+            assert "/page/" not in text
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes", "/api/v1/map", "/healthz", "/readyz", "/"])

@@ -58,7 +58,8 @@ def test_promtool_has_nothing_to_say() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_is_whole(alert: str) -> None:
-    """It has a severity, a plain summary without templates, a description, and the address of its page."""
+    """It has a severity, a plain summary without templates, a description that ends with the first step, and the
+    address of its page."""
     rule = ALERTS[alert]
     assert re.fullmatch(r"Gpumap[A-Z]\w+", alert)
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
@@ -66,7 +67,8 @@ def test_an_alert_is_whole(alert: str) -> None:
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
     assert not rule["annotations"]["summary"].endswith(".")
     assert "{{" not in rule["annotations"]["summary"]
-    assert rule["annotations"]["description"].endswith((".", "{{ end }}"))
+    assert rule["annotations"]["description"].count(" First: ") == 1
+    assert rule["annotations"]["description"].endswith(".")
     assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{alert}.md"
 
 

@@ -97,8 +97,9 @@ def pod_of(manifests: dict[str, Manifest]) -> Manifest:
 
 
 def container_of(manifests: dict[str, Manifest]) -> Manifest:
-    container: Manifest
-    (container,) = pod_of(manifests)["containers"]
+    """Return the chart's own container; extraContainers come after it."""
+    container: Manifest = pod_of(manifests)["containers"][0]
+    assert container["name"] == "gpumap"
     return container
 
 

@@ -135,6 +135,9 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "more of one's own": (
         "initContainers[0].name=before",
         "initContainers[0].image=busybox",
+        "extraContainers[0].name=beside",
+        "extraContainers[0].image=busybox",
+        "dnsConfig.options[0].name=edns0",
         "extraObjects[0].apiVersion=v1",
         "extraObjects[0].kind=ConfigMap",
         "extraObjects[0].metadata.name=more",

@@ -48,6 +48,8 @@ MISTAKES = {
     "livenessProbe.successThreshold": "2",
     "readinessProbe.periodSeconds": "0",
     "initContainers[0].image": "busybox",
+    "extraContainers[0].image": "busybox",
+    "dnsConfig.options[0].value": "1",
     "extraObjects[0].kind": "ConfigMap",
     "extraManifests[0].kind": "ConfigMap",
     "port": "metrics",
@@ -236,7 +238,10 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
             (("extraVolumes[0].name=more", f"extraVolumes[0].hostPath.path={path}"), f"the hostPath {path} {fault}")
             for path, fault in (("/dev/../etc", "has . or .. as"), ("dev/null", "is not absolute"))
         ),
-        (("initContainers[0].name=gpumap",), "initContainers: gpumap is the name"),
+        *(
+            ((f"{value}[0].name=gpumap",), f"{value}: gpumap is the name")
+            for value in ("initContainers", "extraContainers")
+        ),
         (("extraArgs={--listen=:9500}",), "extraArgs: --listen=:9500: set port"),
         (("extraEnv[0].name=GPUMAP_LISTEN", "extraEnv[0].value=:9500"), "extraEnv: GPUMAP_LISTEN: set port"),
         *(((*TLS, f"extraVolumes[0].name={name}"), f"a volume called {name}") for name in ("tmp", "tls")),

@@ -9,6 +9,7 @@ import gpumap
 from gpumap.agent.flags import ALL_DIALECTS, FLAGS, add_flags
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.settings import resolve
+from gpumap.cli.credentials import URL_VARIABLE
 from tests.deploy.chart import (
     CHART,
     OLDEST,
@@ -89,7 +90,7 @@ def test_each_step_of_the_ladder_can_be_left_out(step: str, lost: set[str]) -> N
 
 
 def test_gpumap_knows_every_flag_and_variable_that_it_is_given(manifests: dict[str, Manifest]) -> None:
-    """What the chart writes is spelt as `gpumap serve` reads it."""
+    """What the chart writes is spelt as `gpumap serve` reads it, or a command in the pod."""
     container = container_of(manifests)
     command, *flags = container["args"]
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
@@ -97,7 +98,7 @@ def test_gpumap_knows_every_flag_and_variable_that_it_is_given(manifests: dict[s
     parser.parse_args(flags)
     assert command == "serve"
     variables = {one["name"] for one in container["env"] if one["name"].startswith("GPUMAP_")}
-    assert variables <= {flag.variable for flag in FLAGS}
+    assert variables <= {URL_VARIABLE, *(flag.variable for flag in FLAGS)}
 
 
 @pytest.mark.parametrize(

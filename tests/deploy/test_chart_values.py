@@ -84,6 +84,10 @@ REACHES: dict[str, Tried] = {
     "extraVolumes[0].name": Tried("more"),
     "extraVolumeMounts[0].name": Tried("more", with_it=("extraVolumeMounts[0].mountPath=/more",)),
     "initContainers[0].name": Tried("before", with_it=("initContainers[0].image=busybox",)),
+    "extraContainers[0].name": Tried("beside", with_it=("extraContainers[0].image=busybox",)),
+    "dnsConfig.nameservers[0]": Tried("10.0.0.10"),
+    "dnsConfig.searches[0]": Tried("cluster.local"),
+    "dnsConfig.options[0].name": Tried("edns0"),
     "extraObjects[0].kind": Tried(
         "ConfigMap", with_it=("extraObjects[0].apiVersion=v1", "extraObjects[0].metadata.name=more")
     ),

@@ -70,6 +70,24 @@ def test_probes_speak_tls(values: tuple[str, ...]) -> None:
     assert monitors["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
 
 
+@pytest.mark.parametrize(
+    ("values", "url"),
+    [
+        ((), "http://127.0.0.1:9401"),
+        (("port=9500",), "http://127.0.0.1:9500"),
+        (("extraEnv[0].name=GPUMAP_URL", "extraEnv[0].value="), None),
+        (TLS, None),
+        (USERS, None),
+        (OWN, None),
+        (("extraArgs={--web-config=/own/web-config.yml}",), None),
+    ],
+)
+def test_commands_in_the_pod_ask_its_agent(values: tuple[str, ...], url: str | None) -> None:
+    """If it asks for no certificate and no password: a command in the pod has neither."""
+    variables = {entry["name"]: entry.get("value") for entry in container_of(render(*values))["env"]}
+    assert (variables.get("GPUMAP_URL") or None) == url
+
+
 def test_hashes_stand_in_the_secret_alone() -> None:
     for manifest in render_all(*TLS, *USERS, *EVERYTHING, *of("serviceMonitor", PASSWORD_SENT)):
         assert (HASH in yaml.safe_dump(manifest, width=10**6)) is (manifest["kind"] == "Secret"), manifest["kind"]

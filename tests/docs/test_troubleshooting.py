@@ -19,7 +19,7 @@ TABLES = (
     *(remedies.FAULTS, remedies.RECOVERY, remedies.UNMATCHED, remedies.CAPABILITIES, remedies.HEALTH),
 )
 REASONS = {*chain.from_iterable(TABLES), *inotify.REASONS.values()}
-CHECKS = (*Source, *remedies.CAPABILITIES, *GPU_CHECKS, "pci", "unmatched_slots/<reason>", "dra_claims")
+CHECKS = (*Source, *remedies.CAPABILITIES, *GPU_CHECKS, "pci", "unmatched_slots/<reason>", "dra_claims", "slurm")
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -100,9 +100,11 @@ part of the values and stops at the first mistake, with one line.
   {{- end }}
   {{- $folders := include "gpumap.hostFolders" $ | fromYaml | keys }}
   {{- $own := concat $folders (include "gpumap.webSecrets" $ | fromYaml | keys) (list "tmp" "nvml") }}
-  {{- range .initContainers }}
-    {{- if eq .name "gpumap" }}
-      {{- fail "initContainers: gpumap is the name of the chart's own container. Take another name." }}
+  {{- range $value := list "initContainers" "extraContainers" }}
+    {{- range index $.Values $value }}
+      {{- if eq .name "gpumap" }}
+        {{- fail (printf "%s: gpumap is the name of the chart's own container. Take another name." $value) }}
+      {{- end }}
     {{- end }}
   {{- end }}
   {{- range .extraVolumes }}

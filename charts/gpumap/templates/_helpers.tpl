@@ -148,9 +148,16 @@ server-side apply, the API server permits each name only once.
 {{- concat $all $given | toYaml -}}
 {{- end -}}
 
-{{/* The last two make NVIDIA's runtime show every GPU and bring NVML. The scheduler loses no GPU. */}}
+{{/*
+Commands in the agent's pod ask the agent of GPUMAP_URL. With TLS or a password they read the node themselves.
+The last two make NVIDIA's runtime show every GPU and bring NVML. The scheduler loses no GPU.
+*/}}
 {{- define "gpumap.ownEnvironment" -}}
 {{ include "gpumap.places" . | trim }}
+{{- if not (or (include "gpumap.webConfigSecret" .) (regexMatch "--web-config" (join " " .Values.extraArgs))) }}
+- name: GPUMAP_URL
+  value: http://127.0.0.1:{{ .Values.port }}
+{{- end }}
 - name: NODE_NAME
   valueFrom:
     fieldRef:

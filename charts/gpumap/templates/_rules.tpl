@@ -27,6 +27,8 @@ GpumapGpuTemperatureHigh: {'"gpu"}[5m])) > 85': temperatureCelsius, '"memory"}[5
 {{- if .values.runbookUrl -}}
   {{- $page := trimPrefix "docs/runbooks/" $rule.annotations.runbook_url -}}
   {{- $_ := set $rule.annotations "runbook_url" (printf "%s/%s" (trimSuffix "/" .values.runbookUrl) $page) -}}
+{{- else -}}
+  {{- $_ := unset $rule.annotations "runbook_url" -}}
 {{- end -}}
 {{- toYaml $rule -}}
 {{- end -}}

@@ -300,6 +300,7 @@ def bind(listen: Listen) -> socket.socket:
         return socket.create_server(("", listen.port), backlog=128)
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # asyncio's and socket's own words
-        raise UsageError(f"{listen.notation}: {reason}") from error
+        advice = "; choose another address with --listen" if error.errno == errno.EADDRINUSE else ""
+        raise UsageError(f"{listen.notation}: {reason}{advice}") from error
     except (UnicodeError, TypeError) as error:  # socket raises TypeError for a name that IDNA cannot encode
         raise UsageError(f"{listen.notation}: is not a host name") from error

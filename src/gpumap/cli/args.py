@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpumap.cli.credentials import CREDENTIALS, add_credentials, address_of, credentials_of
+from gpumap.cli.credentials import CREDENTIALS, URL_VARIABLE, add_credentials, address_of, credentials_of, url_of
 from gpumap.cli.parser import Parser, one_of
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import parse_duration
@@ -84,9 +84,8 @@ def add_watch(output: argparse._ArgumentGroup, interval_help: str) -> None:
 def add_url(parser: Parser) -> argparse._ArgumentGroup:
     """Add the flag of the agent to ask. Return the group for other flags of this kind."""
     source = parser.add_argument_group("source")
-    source.add_argument(
-        "--url", metavar="URL", help="A running gpumap, such as http://127.0.0.1:9401. Default: this node."
-    )
+    help_ = f"A running gpumap, such as http://127.0.0.1:9401, or '' for this node. (default: ${URL_VARIABLE}, or '')"
+    source.add_argument("--url", metavar="URL", help=help_)
     return source
 
 
@@ -151,13 +150,14 @@ def server_of(args: argparse.Namespace) -> Prometheus:
 
 
 def node_maps(args: argparse.Namespace, interval_seconds: float, *, watch_allocations: bool = False) -> NodeMapStream:
-    """Ask the agent of --url again and again, or collect on this node. Raises UsageError."""
+    """Ask the agent of --url or of its variable again and again, or collect on this node. Raises UsageError."""
     from gpumap.cli.sources import this_node
 
     for name in _DETAILS:
         if getattr(args, name, None) is not None:
             raise UsageError(f"--{name} requires --prometheus")
-    if args.url is None:
+    flag, url = url_of(args)
+    if not url:
         for name in CREDENTIALS:
             if getattr(args, name) is not None:
                 flags = "--url or --prometheus" if hasattr(args, "prometheus") else "--url"
@@ -165,7 +165,7 @@ def node_maps(args: argparse.Namespace, interval_seconds: float, *, watch_alloca
         return this_node.maps_of_node(this_node.prepare(args), interval_seconds, watch_allocations=watch_allocations)
     from gpumap.cli.sources.agent import maps_of_agent
 
-    this_node.prepare_elsewhere(args, "--url")
+    this_node.prepare_elsewhere(args, flag)
     return maps_of_agent(args, interval_seconds)
 
 

@@ -86,7 +86,9 @@ def _variable(name: str) -> str:
     return "GPUMAP_" + name.removeprefix("--").upper().replace("-", "_")
 
 
-VARIABLES = tuple(map(_variable, _FROM_ENVIRONMENT))
+URL_VARIABLE = "GPUMAP_URL"
+"""The agent to ask without --url. The chart sets it in the agent's pod."""
+VARIABLES = (URL_VARIABLE, *map(_variable, _FROM_ENVIRONMENT))
 
 
 def _headers(texts: Sequence[str]) -> dict[str, str]:
@@ -233,6 +235,13 @@ def _show(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
 def hide_password(url: str) -> str:
     """Return a URL for messages. Remove everything before the last @: the user and the password."""
     return re.sub(r"\A(\w+://)?.*@", r"\1", url, flags=re.DOTALL)
+
+
+def url_of(args: argparse.Namespace) -> tuple[str, str]:
+    """Return the flag or variable that names the agent to ask, and the URL; an empty one for this node."""
+    if args.url is not None:
+        return "--url", args.url
+    return f"${URL_VARIABLE}", os.environ.get(URL_VARIABLE, "")
 
 
 def address_of(flag: str, url: str) -> URL:

@@ -142,6 +142,8 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     }
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
+    if arguments[:1] == ["version"]:
+        arguments = ["--version", *arguments[1:]]
     first = next((word for word in arguments if not word.startswith("-")), None)
     if first is not None and first not in commands:
         raise UsageError(_no_command(first, arguments, commands, parser))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import io
 import json
+import locale
 import os
 import shutil
 import sys
@@ -69,12 +71,25 @@ def screen_of_stdout() -> Screen:
     return Screen(columns=max(shutil.get_terminal_size().columns, 1), colours=not plain)
 
 
+_PLAIN = dict(zip("→–…°↑↓▁▂▃▄▅▆▇█", ">-~ ^v_.-~=+*#", strict=True))
+"""ASCII characters of the same width in the place of gpumap's own others."""
+
+
+def _replace_by_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Return what to write for the characters that the encoding does not have."""
+    assert isinstance(error, UnicodeEncodeError)  # noqa: S101 -- it is for writing only
+    return "".join(_PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end
+
+
 def take_any_text() -> None:
     """Replace characters that the terminal cannot write: names come from outside. Raises FatalError without stdout."""
     if sys.stdout is None:
         raise FatalError("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+        codecs.register_error("gpumap", _replace_by_ascii)
+        # In the C locale, Python writes UTF-8, which a terminal of this locale may not show.
+        encoding = locale.getencoding() if sys.stdout.isatty() else None
+        sys.stdout.reconfigure(encoding=encoding, errors="gpumap")
 
 
 def lines_above(notices: Iterable[str], failed: str, screen: Screen, columns: int, *, answered: bool) -> list[str]:

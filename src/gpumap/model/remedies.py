@@ -151,6 +151,9 @@ UNMATCHED: dict[str, str] = {
 }
 """By reason of slots that match no device, or that another pod holds too."""
 
+NO_JOB_CGROUP = "Slurm puts jobs into no cgroup. Set `TaskPlugin=task/cgroup` in slurm.conf."
+"""If processes of slurmstepd use GPUs in no job's cgroup."""
+
 FINDINGS: dict[str, str] = {
     "not_offered": "No container can be assigned this GPU. Check the device plugin's pod and its log. If that is on "
     "purpose, do nothing.",

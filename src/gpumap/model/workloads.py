@@ -32,6 +32,7 @@ LOGIN = re.compile(r"/user(?:-([0-9]+)\.slice|@([0-9]+)\.service|/[^/]+/[0-9]+)(
 is that of cgroup v1 (lxc, src/lxc/pam/pam_cgfs.c)."""
 # slurm, src/plugins/cgroup/v2/cgroup_v2.c and v1/xcgroup.c
 _SLURM_JOB = {"slurm_job": re.compile(rf"(?:/[^/]*slurmstepd\.scope)?/(?:job_([0-9]+)|({_SLUID}))/step_[^/]")}
+_SLURM_DAEMON = re.compile(r"slurmd(@.*)?\.service|(.*_)?slurmstepd\.scope")
 _KINDS = {
     "user": LOGIN,
     # lxc, src/lxc/cgroups/cgroup.h; Proxmox has `/lxc/<id>/ns`.
@@ -82,6 +83,11 @@ def stepd_folder(paths: Sequence[str]) -> str | None:
 def is_sluid(work: Workload) -> bool:
     """Return whether a Slurm job has the SLUID of its path as its name, instead of its job id."""
     return work.kind == "slurm_job" and work.name.startswith("s")
+
+
+def is_slurm_daemon(work: Workload) -> bool:
+    """Return whether a process is in a cgroup of Slurm's own daemons, and so in that of no job."""
+    return work.kind == "systemd_unit" and _SLURM_DAEMON.fullmatch(work.name) is not None
 
 
 def remember_workloads(known: Sequence[Workload], present: Iterable[Workload]) -> tuple[Workload, ...]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumap.agent.sources.processes import Basis, KnownProcesses, Stat, open_folder, parse_stat, read_text
-from gpumap.agent.sources.workloads import SEARCH_SECONDS, Ancestors, JobIds, WorkloadReader, is_named_by_paths
+from gpumap.agent.sources.workloads import Ancestors, JobIds, WorkloadReader, is_named_by_paths
 from gpumap.model import cgroups
 from gpumap.model.observations import (
     CgroupKind,
@@ -29,6 +29,8 @@ from gpumap.model.observations import (
 from gpumap.model.terms import PodUid
 
 SELF = Path("/proc/self")
+SEARCH_SECONDS = 15.0
+"""The shortest time between two searches for the processes of pods."""
 
 
 class ProcfsSource:

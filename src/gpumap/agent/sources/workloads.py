@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -31,8 +29,6 @@ INIT = 1
 ANCESTORS_MAX = 64
 _UNKNOWN = CgroupMembership(CgroupKind.UNKNOWN)
 PASSWD_BYTES_MAX = 1 << 20
-SEARCH_SECONDS = 15.0
-"""The shortest time between two searches of all processes."""
 PARENTS_MAX = 16
 """Processes between a process and its slurmstepd, with both."""
 JOBS_MAX = 1024
@@ -109,20 +105,15 @@ class Job(NamedTuple):
 
 
 class JobIds:
-    """The ids of Slurm jobs with a SLUID as their directory's name, by this directory. It remembers them.
+    """The ids of Slurm jobs with a SLUID as their directory's name, by this directory.
 
-    The parents of a process lead to its slurmstepd. If one of them has ended, gpumap searches all processes: only for a
-    job of the host, once for each, and not more often than every `SEARCH_SECONDS`. A search takes long on a node with
-    many processes, and a process in a pod may name directories as it likes.
+    The parents of a process lead to its slurmstepd. If one of them has ended, a search of all processes finds it. The
+    first answer about a job of the host stays: a job never has two names.
     """
 
-    def __init__(
-        self, root: Path, pids: Callable[[], Iterator[int]], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, root: Path, pids: Callable[[], Iterator[int]]) -> None:
         self._root = root
         self._pids = pids
-        self._clock = clock
-        self._search_at = -math.inf
         self._jobs: dict[str, Job | None] = {}
         """The last one was asked for last. `None`: a search found no slurmstepd."""
 
@@ -130,15 +121,15 @@ class JobIds:
         """Yield the jobs with an id."""
         yield from filter(None, self._jobs.values())
 
-    def job_id(self, pid: int, folder: str, *, in_pod: bool) -> str | None:
-        """Return the job id of a process in the job's directory `folder`."""
+    def job_id(self, pid: int, folder: str, search: Callable[[], Mapping[str, Job]] | None) -> str | None:
+        """Return the job id of a process in the job's directory `folder`. `search` returns the jobs that run."""
         if folder in self._jobs:
             self._jobs[folder] = self._jobs.pop(folder)
         elif job := self._find_stepd(pid, folder):
             self._jobs[folder] = job
-        elif not in_pod and self._clock() >= self._search_at:
-            self._search_at = self._clock() + SEARCH_SECONDS
-            self._jobs |= self._search()
+        elif search:
+            for running_folder, running_job in search().items():
+                self._jobs.setdefault(running_folder, running_job)
             self._jobs.setdefault(folder, None)
         while len(self._jobs) > JOBS_MAX:
             del self._jobs[next(iter(self._jobs))]
@@ -160,8 +151,9 @@ class JobIds:
                 pid = process_stat.parent
         return None
 
-    def _search(self) -> dict[str, Job | None]:
-        jobs: dict[str, Job | None] = {}
+    def search(self) -> dict[str, Job]:
+        """Return the jobs with a slurmstepd. It takes long on a node with many processes."""
+        jobs: dict[str, Job] = {}
         for pid in self._pids():
             try:
                 with open_folder(self._root / str(pid)) as process:
@@ -204,11 +196,17 @@ class WorkloadReader:
         if kind is CgroupKind.HOST:
             work = workload(paths) or _user(folder)
         if work is not None and is_sluid(work) and (job := sluid_folder(paths)):
-            job_id = self._job_ids.job_id(pid, job, in_pod=kind is CgroupKind.POD)
+            search = None if kind is CgroupKind.POD else lambda: self._running_jobs  # a pod may name directories freely
+            job_id = self._job_ids.job_id(pid, job, search)
             return structs.replace(work, name=job_id or work.name)
         if work is not None and work.kind == "user":
             return structs.replace(work, name=self._users.get(work.name, work.name))
         return work
+
+    @functools.cached_property
+    def _running_jobs(self) -> Mapping[str, Job]:
+        """The jobs of this read: each was started before its processes, and these before the read."""
+        return self._job_ids.search()
 
     @functools.cached_property
     def _users(self) -> Mapping[str, str]:

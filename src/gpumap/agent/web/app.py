@@ -45,7 +45,7 @@ _SCHEMA = Path(__file__).parents[2] / "model" / "map.schema.json"
 
 def application(pages: Pages) -> web.Application:
     """Make the application. The pages of dialects that are off return 404."""
-    app = web.Application(middlewares=[refuse_foreign_hosts])
+    app = web.Application(middlewares=[refuse_foreign_hosts, _list_paths])
     app.on_response_prepare.append(_hide_versions)
     for file in _PAGE.iterdir():
         if file.is_file():
@@ -60,6 +60,17 @@ def application(pages: Pages) -> web.Application:
     for path in pages.paths:
         app.router.add_get(path, _page(pages, ("path", path), TEXT_TYPE))
     return app
+
+
+@web.middleware
+async def _list_paths(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer 404 with the paths that exist."""
+    try:
+        return await handler(request)
+    except web.HTTPNotFound:
+        paths = sorted(resource.canonical for resource in request.app.router.resources())
+        text = "".join(f"{path}\n" for path in paths if not path.startswith("/page/"))
+        return web.Response(status=404, text=f"no such path; the paths are:\n{text}", headers=_HEADERS)
 
 
 async def _hide_versions(request: web.Request, response: web.StreamResponse) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpumap.cli.args import HOW_TO_ASK
 from gpumap.cli.commands import SUMMARIES, Program
-from gpumap.cli.credentials import add_credentials
+from gpumap.cli.credentials import URL_VARIABLE, add_credentials
 from gpumap.cli.main import handle_ending_signals
 from gpumap.cli.parser import add_command, leave_to_help_all, one_of
 from gpumap.model.errors import FatalError
@@ -57,7 +57,8 @@ def add(commands: Commands, _: Program) -> None:
         "that the driver reports, without not_offered)",
     )
     where = parser.add_argument_group("source")
-    where.add_argument("--url", metavar="URL", default=DEFAULT_URL, help=f"A running gpumap. (default: {DEFAULT_URL})")
+    url, help_ = os.environ.get(URL_VARIABLE), f"A running gpumap. (default: ${URL_VARIABLE}, or {DEFAULT_URL})"
+    where.add_argument("--url", metavar="URL", default=url or DEFAULT_URL, help=help_)
     add_credentials(parser.add_argument_group(HOW_TO_ASK))
     leave_to_help_all(parser, HOW_TO_ASK)
 

@@ -32,6 +32,7 @@ from gpumap.model.grouping import grouped
 from gpumap.model.node import Node, SourceHealth
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import Source
+from gpumap.model.workloads import is_slurm_daemon
 
 if TYPE_CHECKING:
     from gpumap.cli.commands import Commands
@@ -268,7 +269,7 @@ def _gpu_checks(node: Node) -> Iterator[Check]:
 
 
 def _setup_checks(node: Node) -> Iterator[Check]:
-    """Return a line for each reason of findings that the set-up of gpumap or of a device plugin causes."""
+    """Return a line for each problem that the set-up of gpumap, a device plugin or Slurm causes."""
     findings = [
         finding
         for finding in node.findings or ()
@@ -278,6 +279,11 @@ def _setup_checks(node: Node) -> Iterator[Check]:
         name = f"unmatched_slots/{reason}" if kind == "unmatched" else "dra_claims"
         pods = listed(sorted({"/".join(finding.name.pod_name) for finding in group}))
         yield Check(name, "degraded", counted(len(group), "finding"), f"{reason}: {pods}", group[0].remedy)
+    processes = (process for device in node.devices for process in device.processes)
+    units = {process.pid: process.work.name for process in processes if process.work and is_slurm_daemon(process.work)}
+    if units:
+        why = f"{listed(sorted(set(units.values())))}: PID {listed([*map(str, sorted(units))])} in no job's cgroup"
+        yield Check("slurm", "degraded", counted(len(units), "process", "processes"), why, remedies.NO_JOB_CGROUP)
 
 
 # --- below the table --------------------------------------------------------------------------------------------------

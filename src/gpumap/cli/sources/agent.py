@@ -13,7 +13,7 @@ from http.client import HTTPException
 import msgspec
 from yarl import URL
 
-from gpumap.cli.credentials import Credentials, address_of, credentials_of, hide_password, is_host
+from gpumap.cli.credentials import Credentials, address_of, credentials_of, hide_password, is_host, url_of
 from gpumap.cli.rows import NodeMaps, NodeMapStream
 from gpumap.cli.sources.http_client import HttpAnswer, ask, ask_repeatedly, endpoint_of, no_answer
 from gpumap.model.errors import FatalError, UsageError
@@ -32,17 +32,18 @@ _TEXT_CHARACTERS_MAX = 1 << 16
 
 def maps_of_agent(args: argparse.Namespace, interval_seconds: float) -> NodeMapStream:
     """Ask the agent of --url again and again. Raises UsageError."""
-    address = map_address(args.url)
-    who = credentials_of(args, os.environ, "--url", address)
+    flag, url = url_of(args)
+    address = map_address(flag, url)
+    who = credentials_of(args, os.environ, flag, address)
     return ask_repeatedly(lambda: _ask(address.with_user(None), who), interval_seconds)
 
 
-def map_address(url: str) -> URL:
+def map_address(flag: str, url: str) -> URL:
     """Return the URL of an agent's map. Raises UsageError."""
-    map_url = address_of("--url", url)
+    map_url = address_of(flag, url)
     if map_url.query_string or map_url.fragment:
         plain_url = hide_password(url).partition("?")[0].partition("#")[0]
-        raise UsageError(f"--url {plain_url}: must end with the path; a query (?…) or a fragment (#…) is not supported")
+        raise UsageError(f"{flag} {plain_url}: must end with the path, without a query (?…) and a fragment (#…)")
     path = map_url.path.rstrip("/").removesuffix("/api/v1/map").removesuffix("/metrics")  # as in other tools
     return map_url.with_path(f"{path}/api/v1/map")
 

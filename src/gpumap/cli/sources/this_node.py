@@ -23,7 +23,11 @@ LOOK_SECONDS = 1.0
 """Between the two collections of a command."""
 SM_SECONDS = 5.0
 """SM time is measured over at least so long, also if the interval is shorter."""
-_ELSEWHERE = {"--url": "an agent with its own sources", "--prometheus": "a Prometheus"}
+_ELSEWHERE = {
+    "--url": "an agent with its own sources",
+    "$GPUMAP_URL": "an agent with its own sources; --url '' asks this node",
+    "--prometheus": "a Prometheus",
+}
 _FLAG_GROUPS = ("sources", "log")
 """Groups of the agent's flags that these commands have."""
 NODE_FLAGS = tuple(ABOUT[group] for group in _FLAG_GROUPS)
