@@ -16,7 +16,6 @@ from gpumap.model.devices import (
     device_name,
     node_devices,
     node_of_namespace,
-    select_namespace,
     sum_of,
 )
 from gpumap.model.errors import FatalError
@@ -111,8 +110,7 @@ class ContainerRow(NamedTuple):
     @property
     def pod(self) -> str:
         """The pod, or work outside pods such as `docker/4f1c9e0b7a2d`; empty if it has no name."""
-        work = "" if self.work is None or self.work.kind == "other" else f"{self.work.kind}/{self.work.name}"
-        return self.container.pod or work
+        return self.container.pod or work_name(self.work)
 
     @property
     def finding_age(self) -> str:
@@ -140,53 +138,45 @@ class ContainerRow(NamedTuple):
         return self.sm_activity_ratio if self.sm_ratio is None else self.sm_ratio
 
 
-def rows(node: Node, namespace: str = "") -> Iterator[tuple[DeviceRow, list[ContainerRow]]]:
-    """Return each device with its containers by name, then with other use by owner.
+def work_name(work: Workload | None) -> str:
+    """Return work outside pods as `docker/4f1c9e0b7a2d`; empty if it has no name."""
+    return "" if work is None or work.kind == "other" else f"{work.kind}/{work.name}"
 
-    Of a namespace, only its rows and the devices that have one.
-    """
+
+def rows(node: Node) -> Iterator[tuple[DeviceRow, list[ContainerRow]]]:
+    """Return each device with its containers by name, then with other use by owner."""
     for device, row in _devices(node):
-        device_rows = [
-            *(_container(row, container) for container in device.containers),
-            *(_other(row, use) for use in device.others),
-        ]
-        if namespace:
-            device_rows = [
-                row_of_device for row_of_device in device_rows if row_of_device.container.namespace == namespace
-            ]
-        if device_rows or not namespace:
-            yield row, device_rows
+        containers = (_container(row, container) for container in device.containers)
+        yield row, [*containers, *(_other(row, use) for use in device.others)]
 
 
-def container_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
+def container_rows(node: Node) -> Iterator[ContainerRow]:
     """Return the rows of all devices, as `rows`."""
-    return (row for _, of_device in rows(node, namespace) for row in of_device)
+    return (row for _, of_device in rows(node) for row in of_device)
 
 
-def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
-    """Return each process, and memory without one; of a namespace only its processes."""
+def process_rows(node: Node) -> Iterator[ContainerRow]:
+    """Return each process, and memory without one."""
     for device, row in _devices(node):
-        for process in device.processes:
-            if namespace in ("", process.namespace):
-                yield _process(row, process)
-        for owner in device.owners:
-            if owner.owner in (Owner.UNACCOUNTED, Owner.SIBLING) and owner.memory_bytes and not namespace:
-                yield ContainerRow(row, NO_CONTAINER, owner.owner, memory_bytes=owner.memory_bytes)
+        yield from (_process(row, process) for process in device.processes)
+        for use in device.others:
+            if use.owner in (Owner.UNACCOUNTED, Owner.SIBLING) and not use.processes and use.memory_bytes:
+                yield ContainerRow(row, NO_CONTAINER, use.owner, memory_bytes=use.memory_bytes)
 
 
-def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = False) -> Iterator[ContainerRow]:
+def rows_with_findings(node: Node, *, processes: bool = False) -> Iterator[ContainerRow]:
     """Return what uses or holds each device, or each process, with the worst finding of its container.
 
     Another finding of it, or one without such a row, has a row of its own, and so has one of a GPU.
     """
-    findings = select_namespace(node.findings or (), namespace)
+    findings = node.findings or ()
     of_rows = {
-        _key_of(finding): finding
+        finding_key(finding): finding
         for finding in reversed(findings)
         if finding.finding not in (*GPU_FINDINGS, "unexplained")
     }
     owners: dict[tuple[str | None, ContainerName, bool], Owner] = {}
-    for row in (process_rows if processes else container_rows)(node, namespace):
+    for row in (process_rows if processes else container_rows)(node):
         key = row.device.uuid, row.container, row.owner is Owner.GONE
         owners[key] = row.owner
         yield row._replace(finding=of_rows.get(key))
@@ -199,11 +189,12 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     ]
     for finding in (*findings_of_gpus(findings), *other_findings):
         device = devices.get(finding.uuid or "") or gpus.get(Uuid(finding.uuid or "")) or nowhere
-        owner = owners.get(_key_of(finding), Owner.UNKNOWN) if finding.pod else Owner.UNKNOWN
+        owner = owners.get(finding_key(finding), Owner.UNKNOWN) if finding.pod else Owner.UNKNOWN
         yield ContainerRow(device, finding.name, owner, finding=finding)
 
 
-def _key_of(finding: Finding) -> tuple[str | None, ContainerName, bool]:
+def finding_key(finding: Finding) -> tuple[str | None, ContainerName, bool]:
+    """Return what a finding has in common with the row of its container."""
     return finding.uuid, finding.name, finding.finding == "leftover"
 
 

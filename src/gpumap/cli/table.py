@@ -37,7 +37,8 @@ _SENTENCE, _INDENT = 24, 4
 class Shape:
     """How a user wants a table. `order` is a key of --sort-by, empty for the table's own order.
 
-    `namespace`: only its rows are shown; empty for all. `sums_by`: a line for each namespace or node, not for each row.
+    `namespace`: only its rows are shown; empty for all. `words`: only rows that match them. `sums_by`: a line for each
+    namespace or node, not for each row.
     """
 
     wide: bool = False
@@ -47,6 +48,7 @@ class Shape:
     processes: bool = False
     sums_by: str = ""
     namespace: str = ""
+    words: tuple[str, ...] = ()
     screen: Screen = field(default=PIPE)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumap.cli.args import SUMS_BY, add_by, add_output, read_shape
 from gpumap.cli.commands import Program
+from gpumap.cli.filter import select_rows
 from gpumap.cli.rows import ContainerRow, DeviceRow, NodeMaps, maps_of_namespace, pods_in, rows
 from gpumap.cli.screen import Report
 from gpumap.cli.table import (
@@ -27,7 +28,7 @@ from gpumap.cli.table import (
     table,
 )
 from gpumap.cli.unknowns import no_rows, troubles
-from gpumap.model.devices import container_of, has_kubelet, select_namespace
+from gpumap.model.devices import container_of, has_kubelet
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import UNKNOWN, number, percent, ratio, size
 from gpumap.model.node import VERSION, Node, UnmatchedSlots
@@ -207,30 +208,29 @@ SORT_KEYS: dict[str, SortKey[MapRow]] = {
 
 def map_table(maps: NodeMaps, shape: Shape) -> str:
     """Return each device with its holders and users; then slots on no device, and what is not known."""
-    table_rows = [row for node_map in maps.maps for row in _rows(node_map, shape)]
+    selected_maps = select_rows(maps, shape.namespace, shape.words)
+    table_rows = [row for node_map in selected_maps.maps for row in _rows(node_map, shape)]
     containers = (row.container for row in table_rows if isinstance(row, ContainerRow) and row.listed)
     columns = make_container_droppable(COLUMNS, containers)
     if not any(map(has_kubelet, maps.maps)):
         columns = tuple(column for column in columns if column.title not in _ASSIGNED)
-    unmatched = [
-        UnmatchedRow(node.name, entry)
-        for node in maps.maps
-        for entry in select_namespace(node.unmatched, shape.namespace)
-    ]
+    unmatched = [UnmatchedRow(node.name, entry) for node in selected_maps.maps for entry in node.unmatched]
     return join_blocks(
         [
             table(add_node_column(columns, fleet=maps.fleet), table_rows, shape)
             if table_rows
-            else no_rows(maps, shape.namespace),
+            else ""
+            if unmatched and shape.words
+            else no_rows(maps, shape.namespace, shape.words),
             table(add_node_column(_UNMATCHED_COLUMNS, fleet=maps.fleet), unmatched, shape) if unmatched else "",
-            notes(troubles(maps), shape.screen, "red"),
+            notes(troubles(maps, selected_maps), shape.screen, "red"),
         ]
     )
 
 
 def map_values(maps: NodeMaps, shape: Shape) -> Node | dict[str, object]:
     """Return the same for scripts: the map as it is, or those of a fleet."""
-    maps = maps_of_namespace(maps, shape.namespace)
+    maps = maps_of_namespace(select_rows(maps, shape.namespace, shape.words), shape.namespace)
     if maps.fleet:
         return {"version": VERSION, "nodes": list(maps.maps), "missing": list(maps.missing)}
     (node_map,) = maps.maps
@@ -239,18 +239,17 @@ def map_values(maps: NodeMaps, shape: Shape) -> Node | dict[str, object]:
 
 def map_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
     """Return the pods that hold or use a device, or hold slots on no device."""
-    namespace = shape.namespace
     return pods_in(
         name
-        for node_map in maps.maps
+        for node_map in select_rows(maps, shape.namespace, shape.words).maps
         for names in (
             (
                 row.container
-                for _, container_rows in rows(node_map, namespace)
+                for _, container_rows in rows(node_map)
                 for row in sorted(container_rows, key=lambda row: not row.holds)
                 if row.listed
             ),
-            map(container_of, select_namespace(node_map.unmatched, namespace)),
+            map(container_of, node_map.unmatched),
         )
         for name in names
     )
@@ -258,7 +257,7 @@ def map_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
 
 def _rows(node_map: Node, shape: Shape) -> Iterator[MapRow]:
     order = SORT_KEYS[shape.order or ORDERS[0]]
-    for device, container_rows in rows(node_map, shape.namespace):
+    for device, container_rows in rows(node_map):
         yield device
         yield from sort_rows((row for row in container_rows if row.listed), order, reverse=shape.reverse)
         yield from (row for row in container_rows if not row.listed and (shape.wide or not row.is_small_remainder))
