@@ -35,7 +35,7 @@ from gpumap.model.errors import FatalError
 from gpumap.model.findings import judged_kinds, worst_first
 from gpumap.model.formatting import UNKNOWN, age, counted, gpus, one_line, percent, printable, size
 from gpumap.model.grouping import grouped
-from gpumap.model.terms import GPU_FINDINGS
+from gpumap.model.terms import FINDINGS, GPU_FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
 """Keys of the orders of rows."""
@@ -253,10 +253,11 @@ def _sum_lines(maps: NodeMaps, shape: Shape, lines_max: int) -> list[str]:
     ]
     if not findings and not judged:
         return []
-    known, unknown = sum_texts(findings, judged)
-    lines = _first_lines(known or ["no findings"], shape, lines_max)
-    if lines_max > 1:
-        lines += _first_lines([f"not judged: {unknown[0]}", *unknown[1:]] if unknown else ["all judged"], shape, 1)
+    known = sum_texts(findings) or ["no findings"]
+    unknown = [kind.replace("_", " ") for kind in FINDINGS if kind not in judged]
+    lines = _first_lines(known if unknown else [*known, "all judged"], shape, lines_max)
+    if unknown and lines_max > 1:
+        lines += _first_lines([f"not all judged: {unknown[0]}", *unknown[1:]], shape, 1)
     return [shape.screen.paint(line, "bold") for line in lines]
 
 
@@ -366,7 +367,7 @@ _BY_WASTE: SortKey[ContainerRow] = SortKey(
     lambda row: row.finding.memory_bytes if row.finding else None, largest_first=True
 )
 _FINDING: tuple[Column[ContainerRow], ...] = (
-    name("FINDING", lambda row: shown_finding(row.finding) if row.finding else " "),
+    Column("FINDING", lambda row: shown_finding(row.finding) if row.finding else "", name=True),
     Column("FOR", lambda row: row.finding_age),
     Column("DEVICE", lambda row: row.device.name.partition(" ")[0]),
 )
@@ -375,7 +376,7 @@ _OF_TOP = {column.title: column for column in (*COLUMNS, *PROCESS_COLUMNS)}
 
 def _top_column(title: str) -> Column[ContainerRow]:
     """Return a column of the table of `top`."""
-    return _OF_TOP[title]._replace(wide=False, shortened_last=False)
+    return _OF_TOP[title]._replace(wide=False, drop_rank=0, shortened_last=False)
 
 
 _PROCESS: tuple[Column[ContainerRow], ...] = (_top_column("PID"), _top_column("PROCESS"))
@@ -384,7 +385,7 @@ _USE: tuple[Column[ContainerRow], ...] = (
     Column("WASTE", lambda row: size(row.finding.memory_bytes) if row.finding else ""),
     *map(_top_column, ("MEMORY", "GRANTED", "PEAK", "SM", "PROCESSES")),
     Column("OWNER", lambda row: shown_owner(row) if row.listed or row.processes else ""),
-    name("WHY", lambda row: row.finding.why if row.finding else " "),
+    Column("WHY", lambda row: row.finding.why if row.finding else "", name=True),
 )
 _OF_CONTAINERS = frozenset({"WASTE", "GRANTED", "PEAK", "PROCESSES"})
 """Titles of columns that are not about a single process."""

@@ -198,6 +198,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         block = "No waste found." if is_whole else "No waste found in the known data."
     else:
         block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
+    total = sum_texts([row.finding for row in finding_rows])
     noun = f"more {shape.sums_by if groups else 'finding'}"
     hints = [f"{counted(unseen, noun)}: -o wide shows all."] if unseen else []
     hints += [] if groups else sentences_of_each(maps, lambda node: _sharing(node, shape.namespace))
@@ -208,7 +209,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
             notes(_remedies(() if groups else finding_rows, every=shape.wide), shape.screen),
             notes(doubts, shape.screen),
             notes(few([*repairs, *maps.missing], maps.fleet), shape.screen, "red"),
-            notes([_summary([row.finding for row in finding_rows], _judged_by_all(maps.maps))], shape.screen, "bold"),
+            notes([f"Sum of the findings: {', '.join(total)}."] if total else (), shape.screen, "bold"),
         ]
     )
 
@@ -362,20 +363,13 @@ _SUMMED: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 """Words of findings, worst first, with their sums."""
 
 
-def sum_texts(findings: Sequence[Finding], judged: Container[str]) -> tuple[list[str], list[str]]:
-    """Return the sums of findings that are not 0, and the kinds of which nothing is known."""
-    total = sums(findings, judged)
-    texts = grouped((word, text(total[key])) for word, key, text in _SUMMED)
+def sum_texts(findings: Sequence[Finding]) -> list[str]:
+    """Return the sums of findings as `squatter 9.0GiB`. Leaves out what is 0 or not known."""
+    total = sums(findings, ())
+    texts = grouped((word, text(total[key])) for word, key, text in _SUMMED if total[key])
     if shareless := sum(finding.finding == "idle" and finding.gpus is None for finding in findings):
-        texts["idle"].append(f"{counted(shareless, 'holder')} of unknown share")
-    amounts = {word: [text for text in values if text not in ("0", UNKNOWN)] for word, values in texts.items()}
-    unknown = [word for word, values in texts.items() if UNKNOWN in values and not amounts[word]]
-    return [f"{word} {' and '.join(known)}" for word, known in amounts.items() if known], unknown
-
-
-def _summary(findings: Sequence[Finding], judged: Container[str]) -> str:
-    known, _ = sum_texts(findings, judged)
-    return f"Sum of the findings: {', '.join(known)}." if known else ""
+        texts.setdefault("idle", []).append(f"{counted(shareless, 'holder')} of unknown share")
+    return [f"{word} {' and '.join(amounts)}" for word, amounts in texts.items()]
 
 
 def _value(row: FindingRow, *, fleet: bool) -> dict[str, object]:
