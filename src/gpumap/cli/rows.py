@@ -5,7 +5,7 @@ A column reads a field of a row. Only this file and the findings of `commands/wa
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from gpumap.model.devices import (
     NodeDevice,
     container_of,
     device_name,
+    grantees,
     node_devices,
     node_of_namespace,
     sum_of,
@@ -35,7 +36,7 @@ from gpumap.model.node import (
     Workload,
 )
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import GPU_FINDINGS, ContainerName, Owner
+from gpumap.model.terms import FINDINGS, GPU_FINDINGS, ContainerName, Owner
 
 _REMAINDER_BYTES, _REMAINDER_RATIO = 512 << 20, 0.01
 """A larger remainder, or a larger part of the device, has a row."""
@@ -61,7 +62,8 @@ class DeviceRow(NamedTuple):
 
 
 class GpuRow(NamedTuple):
-    """A physical GPU. `broken`: it is down, or has another fault."""
+    """A physical GPU. `broken`: it is down, or has another fault. `free_bytes` and `free_for` of a partitioned one are
+    about its MIG devices."""
 
     name: str
     uuid: str
@@ -70,6 +72,8 @@ class GpuRow(NamedTuple):
     utilization_ratio: float | None
     used_bytes: int | None
     total_bytes: int | None
+    free_bytes: int | None
+    free_for: str
     temperature_celsius: float | None
     power_watts: float | None
 
@@ -207,18 +211,53 @@ def gpu_rows(node: Node) -> list[GpuRow]:
 def _gpu(gpu: Gpu, broken: bool, node: Node) -> GpuRow:
     reading = gpu.reading
     memory = reading.memory if reading else None
-    owners = (owner for device in node.devices if device.gpu_uuid == gpu.uuid for owner in device.owners)
+    devices = [device for device in node.devices if device.gpu_uuid == gpu.uuid]
+    leaves = [device for device in devices if device.is_leaf]
     return GpuRow(
         name=str(gpu.index),
         uuid=gpu.uuid,
         model=gpu.model,
         broken=broken,
         utilization_ratio=reading.utilization_ratio if reading and not gpu.partitioned else None,
-        used_bytes=memory.used_bytes if memory else _process_bytes(owners),
+        used_bytes=memory.used_bytes
+        if memory
+        else _process_bytes(owner for device in devices for owner in device.owners),
         total_bytes=memory.total_bytes if memory else None,
+        free_bytes=sum_of(device.memory.free_bytes for device in leaves if device.memory),
+        free_for=_free_on_mig(leaves) if gpu.partitioned else ", ".join(map(free_for, leaves)) or UNKNOWN,
         temperature_celsius=reading.temperatures_celsius.get("gpu") if reading else None,
         power_watts=reading.power_watts if reading else None,
     )
+
+
+def free_for(device: Device) -> str:
+    """Return for whom the free memory of a device is: its holders, "free" for any pod, or why it is for none."""
+    pods = _holders([device])
+    if pods:
+        return f"granted to {pods[0]}" if len(pods) == 1 else f"shared by {len(pods)}: {_once(pods)}"
+    if reason := device.not_free_reason.replace("_", " "):
+        user = "" if device.not_free_reason in FINDINGS else "used by "
+        return f"{'not held: ' if device.holders == 0 else ''}{user}{reason}"
+    return "free" if device.free_ratio else UNKNOWN
+
+
+def _free_on_mig(devices: Sequence[Device]) -> str:
+    free = sum(device.free_ratio == 1 for device in devices)
+    pods = _holders(devices)
+    return f"MIG{f', {free} free' if free else ''}{f': {_once(pods)}' if pods else ''}"
+
+
+def _holders(devices: Iterable[Device]) -> list[str]:
+    """Return the pod of each container that holds one of the devices, the largest user first."""
+    containers = [
+        row for device in devices for row in grantees(device) or [row for row in device.containers if row.holds]
+    ]
+    containers.sort(key=lambda row: -((row.use and row.use.memory_bytes) or 0))
+    return [row.pod for row in containers]
+
+
+def _once(pods: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(pods))
 
 
 def _process_bytes(owners: Iterable[OwnerUse]) -> int | None:

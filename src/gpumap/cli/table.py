@@ -24,6 +24,8 @@ _SQUEEZES = ((3, 1 << 30), (3, 12), (2, 12), (2, 9), (1, 9), (1, 6), (1, 4), (1,
 
 Different names stay different, except with the last pair. Titles are never shortened.
 """
+GAPS_FIRST = (*((gap, 1 << 30) for gap in (3, 2, 1)), *_SQUEEZES[4:])
+"""The same for a screen of fixed size: gaps give way before names."""
 _SHORTEST = 4
 _ROOMY = 3
 """This many of them are tried before a sentence gets lines of its own."""
@@ -39,6 +41,7 @@ class Shape:
 
     `namespace`: only its rows are shown; empty for all. `words`: only rows that match them. `sums_by`: a line for each
     namespace or node, not for each row.
+    `source_flags`: flags with which another command asks the same source. `squeezes`: how gaps and names give way.
     """
 
     wide: bool = False
@@ -49,6 +52,8 @@ class Shape:
     sums_by: str = ""
     namespace: str = ""
     words: tuple[str, ...] = ()
+    source_flags: str = ""
+    squeezes: Sequence[tuple[int, int]] = _SQUEEZES
     screen: Screen = field(default=PIPE)
 
 
@@ -58,7 +63,8 @@ class Column(NamedTuple, Generic[R_contra]):
     `read` returns the cell of a row. `sort` returns its value for --sort-by, under `sort_name` or the title in small
     letters; its order is from A to Z and from 0 up, or `largest_first`. `colour` returns the colour of the cell.
     `name`: the cells are names, which may be shortened. `shortened_last`: after other names. `wide`: only with -o wide.
-    `drop_rank`: on a narrow terminal, the column with the largest rank is left out first, one with 0 never.
+    `drop_rank`: on a narrow terminal, the column with the largest rank is left out first, one with 0 never. Rows sorted
+    by a column have it, on any terminal.
     `sentence`: the last column, its text continues below the row on a narrow terminal. `spans`: there, its text runs
     over empty cells to its right.
     """
@@ -75,6 +81,11 @@ class Column(NamedTuple, Generic[R_contra]):
     drop_rank: int = 0
     sentence: bool = False
     spans: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its word of --sort-by."""
+        return self.sort_name or self.title.lower()
 
 
 def amount(
@@ -123,11 +134,7 @@ class SortKey(NamedTuple, Generic[R_contra]):
 
 def sort_keys(columns: Iterable[Column[R]]) -> dict[str, SortKey[R]]:
     """Return the keys of --sort-by of these columns, by name."""
-    return {
-        column.sort_name or column.title.lower(): SortKey(column.sort, column.largest_first)
-        for column in columns
-        if column.sort is not None
-    }
+    return {column.key: SortKey(column.sort, column.largest_first) for column in columns if column.sort is not None}
 
 
 def sort_rows(rows: Iterable[R], key: SortKey[R], *, reverse: bool) -> list[R]:
@@ -181,6 +188,10 @@ def table(
 
     Works column by column, because a cluster has 100 000 rows.
     """
+    columns = [
+        column._replace(wide=False, drop_rank=0) if column.sort and column.key == shape.order else column
+        for column in columns
+    ]
     text_columns = _drop_columns(
         [_read(column, rows, shape) for column in columns if shape.wide or not column.wide], shape
     )
@@ -224,9 +235,11 @@ def _drop_columns(text_columns: list[_TextColumn], shape: Shape) -> list[_TextCo
         if not text_columns[place].column.drop_rank:
             break
         del text_columns[place]
-    columns_of_rows = [place for place, text_column in enumerate(spanned) if not text_column.column.sentence]
-    while len(columns_of_rows) > 1 and _narrowest([spanned[place] for place in columns_of_rows]) > columns:
-        del spanned[columns_of_rows.pop()]
+    columns_of_rows = [text_column for text_column in spanned if not text_column.column.sentence]
+    spare = [text_column for text_column in columns_of_rows[1:] if text_column.column.key != shape.order]
+    while spare and _narrowest(columns_of_rows) > columns:
+        columns_of_rows.remove(spare[-1])
+        spanned.remove(spare.pop())
     return spanned
 
 
@@ -307,7 +320,7 @@ def _widths(text_columns: Sequence[_TextColumn], shape: Shape) -> _Widths:
         }
     )
     if not text_columns[-1].column.sentence:
-        return _Widths(*_fitting(widths, names, columns, _SQUEEZES), 0)
+        return _Widths(*_fitting(widths, names, columns, shape.squeezes), 0)
     sentence_width = widths[-1]
     beside, gap = _fitting([*widths[:-1], min(sentence_width, _SENTENCE)], names, columns, _SQUEEZES[:_ROOMY])
     indent = sum(beside[:-1]) + gap * (len(beside) - 1)

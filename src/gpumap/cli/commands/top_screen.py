@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumap.cli.commands.map import shown_owner
 from gpumap.cli.commands.top import COLUMNS, PROCESS_COLUMNS, SORT_KEYS
-from gpumap.cli.commands.waste import finding_colour, shown_finding
+from gpumap.cli.commands.waste import finding_colour, shown_finding, sum_texts
 from gpumap.cli.filter import FIELDS, select_rows
 from gpumap.cli.rows import ContainerRow, GpuRow, NodeMaps, gpu_rows, process_rows, rows_with_findings
 from gpumap.cli.screen import View, collected_long_ago, lines_above, notices_of, screen_of_stdout
 from gpumap.cli.table import (
+    GAPS_FIRST,
     Column,
+    R,
     Shape,
     SortKey,
     add_node_column,
     amount,
-    make_container_droppable,
     name,
     sort_rows,
     table,
@@ -32,13 +33,14 @@ from gpumap.cli.table import (
 from gpumap.cli.terminal import cells, repainted, shortened, wrapped
 from gpumap.cli.watch import KEY_NAMES, PASTE_BEGIN, PASTE_END, scrolled
 from gpumap.model.errors import FatalError
-from gpumap.model.findings import judged_kinds, sums, worst_first
-from gpumap.model.formatting import UNKNOWN, age, counted, gpus, number, one_line, percent, printable, size
-from gpumap.model.terms import GPU_FINDINGS
+from gpumap.model.findings import judged_kinds, worst_first
+from gpumap.model.formatting import UNKNOWN, age, counted, gpus, one_line, percent, printable, size
+from gpumap.model.grouping import grouped
+from gpumap.model.terms import FINDINGS, GPU_FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
 """Keys of the orders of rows."""
-_KEYS = ("? keys", "q quit", "Enter details", "/ filter", "f finding", "m memory", "s SM", "p PIDs")
+_KEYS = ("? keys", "q quit", "Enter details", "/ filter: gpu:3", "w waste", "m memory", "p PIDs")
 """Of them, the last line of a frame has those for which there is room."""
 _HELP = """\
 q            quit
@@ -51,10 +53,14 @@ p            one row for each process
 /            filter: text, a UUID, or as on the page gpu:5 ns:ml finding:idle
 Esc          close the details, or clear the filter
 ? h          show these keys; any key closes the list"""
+_NODE_CELLS = 20
+"""So much of a node's long name is in the title."""
 _QUERY_MAX = 256
 """In characters. Each row is compared with each word of the filter."""
 _NOTICES_PART = 6
 """The part of a window that notices may take."""
+_GPUS_FROM_LINES, _GPU_LINE_CELLS = 8, 60
+"""The least height of a window with GPUs, and the least width of one with a line for each GPU."""
 _REMEMBERED, _IN_STRIP = 60, 8
 """Utilizations of a GPU that are kept, and those that one of several GPUs in a line shows."""
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -250,63 +256,70 @@ def _sum_lines(maps: NodeMaps, shape: Shape, lines_max: int) -> list[str]:
     ]
     if not findings and not judged:
         return []
-    total = sums(findings, judged)
-    sums_by_kind = {
-        "fault": number(total["faults"]),
-        "not offered": number(total["not_offered_gpus"]),
-        "squatter": size(total["squatter_bytes"]),
-        "leftover": size(total["leftover_bytes"]),
-        "unexplained": size(total["unexplained_bytes"]),
-        "busy without a process": gpus(total["unexplained_gpus"] or 0),
-        "over": size(total["over_bytes"]),
-        "stalled": gpus(total["stalled_gpus"]),
-        "idle": gpus(total["idle_gpus"]),
-        "maybe idle": gpus(total["maybe_idle_gpus"]),
-        "granted but not used": size(total["unused_bytes"]),
-        "unmatched": number(total["unmatched"]),
-    }
-    parts = [f"{kind} {value}" for kind, value in sums_by_kind.items() if value not in ("0", UNKNOWN)] or [
-        "no findings"
-    ]
-    unknown = [kind for kind, value in sums_by_kind.items() if value == UNKNOWN]
-    parts += [f"not known: {kind}" if kind == unknown[0] else kind for kind in unknown]
-    lines = list(_lines_of(parts, ", ", shape.screen.columns or 80))
+    known = sum_texts(findings) or ["no findings"]
+    unknown = [kind.replace("_", " ") for kind in FINDINGS if kind not in judged]
+    lines = _first_lines(known if unknown else [*known, "all judged"], shape, lines_max)
+    if unknown and lines_max > 1:
+        lines += _first_lines([f"not all judged: {unknown[0]}", *unknown[1:]], shape, 1)
+    return [shape.screen.paint(line, "bold") for line in lines]
+
+
+def _first_lines(parts: Sequence[str], shape: Shape, lines_max: int) -> list[str]:
+    columns = shape.screen.columns or 80
+    lines = list(_lines_of(parts, ", ", columns))
     if len(lines) > lines_max:
-        lines[lines_max - 1] = shortened(f"{lines[lines_max - 1]}, …", shape.screen.columns or 80)
-    return [shape.screen.paint(shortened(line, shape.screen.columns or 80), "bold") for line in lines[:lines_max]]
+        lines[lines_max - 1 :] = [f"{lines[lines_max - 1]}, …"]
+    return [shortened(line, columns) for line in lines]
+
+
+_STRIP_CELLS = {"GPU": 4, "HISTORY": 9, "UTIL": 5, "MEM": 5, "FREE": 8}
+_STRIPS: tuple[tuple[str, ...], ...] = (
+    ("GPU", "HISTORY", "UTIL", "MEM", "FREE"),
+    ("GPU", "UTIL", "MEM", "FREE"),
+    ("GPU", "UTIL", "FREE"),
+    ("GPU", "UTIL"),
+)
+"""What several GPUs in a line show: the first that has room for all."""
 
 
 def _gpu_lines(maps: NodeMaps, live: Live, shape: Shape, height: int) -> list[str]:
-    """Return the GPUs of a single node: a line for each in a large window, else several in a line.
+    """Return the GPUs of a single node: a line for each if they take a third of the window, else several in a line.
 
     If there is no room for all, those that are broken and the busiest are shown. A fleet has too many.
     """
-    gpus = [] if maps.fleet else gpu_rows(maps.maps[0])
-    columns = shape.screen.columns or 80
+    gpus = [] if maps.fleet or height < _GPUS_FROM_LINES else gpu_rows(maps.maps[0])
+    lines_max, columns = height // 3, shape.screen.columns or 80
     if not gpus:
         return []
-    if len(gpus) < height // 4:
-        return table(_gpu_columns(gpus, live), gpus, shape, lambda gpu: "red" if gpu.broken else "").splitlines()
-    cell = f"{'GPU':<4}{'UTIL':<{_IN_STRIP}} {'':>4} {'MEM':>4}"
-    in_line = max((columns + 2) // (len(cell) + 2), 1)
-    room = (height // 6 - 1) * in_line
-    if room <= 0:
-        return []
-    hidden = len(gpus) - room
+    if len(gpus) <= lines_max and columns >= _GPU_LINE_CELLS:
+        visible = _visible_columns(_gpu_columns(gpus, live, columns), columns)
+        shape = replace(shape, wide=False, headers=True, order="", squeezes=GAPS_FIRST)
+        return table(visible, gpus, shape, lambda gpu: "red" if gpu.broken else "").splitlines()
+    for titles in _STRIPS:
+        in_line = max((columns + 2) // (sum(_STRIP_CELLS[title] for title in titles) + 2), 1)
+        if len(gpus) <= in_line * lines_max:
+            break
+    hidden = len(gpus) - in_line * lines_max
     if hidden > 0:
-        worst = sorted(gpus, key=lambda gpu: (not gpu.broken, -(gpu.utilization_ratio or 0.0)))[: room - 1]
-        gpus = [gpu for gpu in gpus if gpu in worst]
-    cells = [shape.screen.paint(_strip_cell(gpu, live), "red" if gpu.broken else "") for gpu in gpus]
+        worst = sorted(gpus, key=lambda gpu: (not gpu.broken, -(gpu.utilization_ratio or 0.0)))
+        gpus = [gpu for gpu in gpus if gpu in worst[: in_line * lines_max - 1]]
+    cells = [shape.screen.paint(_strip_cell(gpu, live, titles), "red" if gpu.broken else "") for gpu in gpus]
     cells += [f"and {hidden + 1} more"] if hidden > 0 else []
     lines = ["  ".join(cells[first : first + in_line]) for first in range(0, len(cells), in_line)]
-    return ["  ".join([cell] * min(in_line, len(cells))), *lines]
+    head = "".join(title.ljust(4) if title == "GPU" else title.rjust(_STRIP_CELLS[title]) for title in titles)
+    return ["  ".join([head] * min(in_line, len(cells))), *lines]
 
 
-def _strip_cell(gpu: GpuRow, live: Live) -> str:
+def _strip_cell(gpu: GpuRow, live: Live, titles: Sequence[str]) -> str:
     memory_ratio = gpu.used_bytes / gpu.total_bytes if gpu.total_bytes and gpu.used_bytes is not None else None
-    mark = "!" if gpu.broken else ""
-    curve = _curve(gpu, live, _IN_STRIP)
-    return f"{gpu.name + mark:<4}{curve} {percent(gpu.utilization_ratio):>4} {percent(memory_ratio):>4}"
+    texts = {
+        "GPU": (gpu.name + ("!" if gpu.broken else "")).ljust(_STRIP_CELLS["GPU"]),
+        "HISTORY": _curve(gpu, live, _IN_STRIP),
+        "UTIL": percent(gpu.utilization_ratio),
+        "MEM": percent(memory_ratio),
+        "FREE": size(gpu.free_bytes),
+    }
+    return "".join(texts[title].rjust(_STRIP_CELLS[title]) for title in titles)
 
 
 def _curve(gpu: GpuRow, live: Live, width: int) -> str:
@@ -315,16 +328,18 @@ def _curve(gpu: GpuRow, live: Live, width: int) -> str:
     return "".join(levels).rjust(width)
 
 
-def _gpu_columns(gpus: Sequence[GpuRow], live: Live) -> list[Column[GpuRow]]:
-    model: Column[GpuRow] = name("MODEL", lambda gpu: gpu.model, drop_rank=1)
+def _gpu_columns(gpus: Sequence[GpuRow], live: Live, columns: int) -> list[Column[GpuRow]]:
+    model: Column[GpuRow] = name("MODEL", lambda gpu: gpu.model)
     return [
         Column("GPU", lambda gpu: gpu.name + ("!" if gpu.broken else "")),
-        Column("HISTORY", lambda gpu: _curve(gpu, live, 3 * _IN_STRIP), drop_rank=2),
+        Column("HISTORY", lambda gpu: _curve(gpu, live, max(_IN_STRIP, columns // 5 - 12))),
         amount("UTIL", percent, lambda gpu: gpu.utilization_ratio),
-        Column("MEMORY", lambda gpu: size(gpu.used_bytes) + (f"/{size(gpu.total_bytes)}" if gpu.total_bytes else "")),
+        amount("MEMORY", size, lambda gpu: gpu.used_bytes),
         Column("TEMP", lambda gpu: UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}°C"),
-        Column("POWER", lambda gpu: UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}W", drop_rank=3),
+        Column("POWER", lambda gpu: UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}W"),
         *([model] if len({gpu.model for gpu in gpus}) > 1 else []),
+        amount("FREE", size, lambda gpu: gpu.free_bytes),
+        name("FOR WHOM", lambda gpu: gpu.free_for),
     ]
 
 
@@ -355,34 +370,64 @@ _BY_WASTE: SortKey[ContainerRow] = SortKey(
     lambda row: row.finding.memory_bytes if row.finding else None, largest_first=True
 )
 _FINDING: tuple[Column[ContainerRow], ...] = (
-    Column("FINDING", lambda row: shown_finding(row.finding) if row.finding else ""),
-    Column("FOR", lambda row: row.finding_age, drop_rank=1),
-    Column("DEVICE", lambda row: row.device.name.partition(" ")[0], drop_rank=2),
+    Column("FINDING", lambda row: shown_finding(row.finding) if row.finding else "", name=True),
+    Column("FOR", lambda row: row.finding_age),
+    Column("DEVICE", lambda row: row.device.name.partition(" ")[0]),
 )
 _OF_TOP = {column.title: column for column in (*COLUMNS, *PROCESS_COLUMNS)}
 
 
-def _top_column(title: str, drop_rank: int = 0) -> Column[ContainerRow]:
+def _top_column(title: str) -> Column[ContainerRow]:
     """Return a column of the table of `top`."""
-    return _OF_TOP[title]._replace(drop_rank=drop_rank, wide=False)
+    return _OF_TOP[title]._replace(wide=False, drop_rank=0, shortened_last=False)
 
 
-_PROCESS: tuple[Column[ContainerRow], ...] = (_top_column("PID"), _top_column("PROCESS", 4))
+_PROCESS: tuple[Column[ContainerRow], ...] = (_top_column("PID"), _top_column("PROCESS"))
 _USE: tuple[Column[ContainerRow], ...] = (
-    _top_column("NAMESPACE", 5),
-    _top_column("POD")._replace(shortened_last=False),
-    _top_column("CONTAINER"),
-    Column("WASTE", lambda row: size(row.finding.memory_bytes) if row.finding else "", drop_rank=3),
-    _top_column("MEMORY", 6),
-    _top_column("GRANTED", 9),
-    _top_column("PEAK", 10),
-    _top_column("SM", 7),
-    _top_column("PROCESSES", 11),
-    Column("OWNER", lambda row: shown_owner(row) if row.listed or row.processes else "", drop_rank=12),
-    Column("WHY", lambda row: row.finding.why if row.finding else "", name=True, drop_rank=13),
+    *map(_top_column, ("NAMESPACE", "POD", "CONTAINER")),
+    Column("WASTE", lambda row: size(row.finding.memory_bytes) if row.finding else ""),
+    *map(_top_column, ("MEMORY", "GRANTED", "PEAK", "SM", "PROCESSES")),
+    Column("OWNER", lambda row: shown_owner(row) if row.listed or row.processes else ""),
+    Column("WHY", lambda row: row.finding.why if row.finding else "", name=True),
 )
 _OF_CONTAINERS = frozenset({"WASTE", "GRANTED", "PEAK", "PROCESSES"})
 """Titles of columns that are not about a single process."""
+_CELLS = {
+    **{"GPU": 3, "HISTORY": 8, "UTIL": 4, "MEMORY": 7, "MODEL": 16, "TEMP": 4, "POWER": 5, "FREE": 7, "FOR WHOM": 35},
+    **{
+        "FINDING": 9,
+        "FOR": 5,
+        "DEVICE": 6,
+        "PID": 7,
+        "PROCESS": 10,
+        "NAMESPACE": 9,
+        "CONTAINER": 9,
+        "WASTE": 7,
+        "GRANTED": 7,
+    },
+    **{"PEAK": 7, "SM": 4, "PROCESSES": 9, "OWNER": 10, "WHY": 24},
+}
+"""Cells that a column needs, by title. Other columns have names, and need a fifth of the window, at most 15."""
+_FIRST_TO_GO = (
+    *("HISTORY", "MODEL", "POWER", "TEMP"),
+    *("WHY", "OWNER", "PROCESSES", "PEAK", "GRANTED", "CONTAINER", "FOR", "NAMESPACE", "WASTE"),
+    *("NODE", "PROCESS", "DEVICE", "SM", "FINDING", "MEMORY", "PID"),
+)
+"""Titles of columns that a narrow window has no room for, in this order."""
+
+
+def _visible_columns(columns: Sequence[Column[R]], width: int, order: str = "") -> list[Column[R]]:
+    """Return the columns that have room; always the one of the order.
+
+    Does not look at the rows: otherwise columns would come and go while the reader looks at them.
+    """
+    visible = list(columns)
+    for title in _FIRST_TO_GO:
+        cells = sum(_CELLS.get(column.title, min(width // 5, 15)) for column in visible)
+        if cells + len(visible) - 1 <= width:
+            break
+        visible = [column for column in visible if column.title != title or column.key == order]
+    return visible
 
 
 def _row_lines(
@@ -390,14 +435,19 @@ def _row_lines(
 ) -> tuple[str, list[str]]:
     """Return the line of titles and those of the rows. The titles are those of all rows, whatever the filter."""
     columns = (*_FINDING, *_PROCESS, *_USE) if live.processes else (*_FINDING, *_USE)
-    columns = tuple(column for column in columns if not live.processes or column.title not in _OF_CONTAINERS)
-    if not any(row.finding for row in all_rows):
-        columns = tuple(column for column in columns if column.title not in ("FINDING", "FOR", "WASTE", "WHY"))
-    columns = tuple(make_container_droppable(columns, (row.container for row in all_rows), drop_rank=8))
+    columns = tuple(
+        column
+        for column in columns
+        if not live.processes or column.title not in _OF_CONTAINERS or column.key == live.order
+    )
     screen = shape.screen
     width = max((screen.columns or 80) - 2, 1)  # beside the cursor
-    plain = replace(shape, wide=False, headers=True, screen=replace(screen, columns=width, colours=False))
-    titles, *lines = table(add_node_column(columns, fleet=fleet), rows or all_rows, plain).splitlines()
+    visible = _visible_columns(add_node_column(columns, fleet=fleet), width, live.order)
+    if not any(column.title == "CONTAINER" for column in visible):
+        visible = _name_containers(visible, all_rows)
+    plain = replace(shape, wide=False, headers=True, order="", squeezes=GAPS_FIRST)
+    plain = replace(plain, screen=replace(screen, columns=width, colours=False))
+    titles, *lines = table(visible, rows or all_rows, plain).splitlines()
     # A GPU's fault takes the place of the columns of containers.
     starts = [titles.index(title) for title in ("PID", "NAMESPACE", "POD") if f" {title}" in titles]
     fault_start = min(starts, default=0)
@@ -409,6 +459,19 @@ def _row_lines(
         colour = "reverse" if at_cursor else finding_colour(row.finding) if row.finding else ""
         lines_of_rows.append(screen.paint(f"{'>' if at_cursor else ' '} {line}", colour))
     return screen.paint(f"  {titles}", "bold"), lines_of_rows
+
+
+def _name_containers(
+    columns: Sequence[Column[ContainerRow]], rows: Iterable[ContainerRow]
+) -> list[Column[ContainerRow]]:
+    """Return the columns. POD has the container's name too if a pod has two of them."""
+    names = grouped((row.container.pod_name, row.container.container) for row in rows if row.pod)
+    shared = {pod_name for pod_name, containers in names.items() if len({*containers}) > 1}
+
+    def read(row: ContainerRow) -> str:
+        return (f"{row.pod}/{row.container.container}" if row.container.pod_name in shared else row.pod) or UNKNOWN
+
+    return [column._replace(read=read) if column.title == "POD" else column for column in columns]
 
 
 def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
@@ -489,10 +552,7 @@ class TopWindow:
     def paint(self) -> None:
         size, screen = shutil.get_terminal_size(), screen_of_stdout()
         columns = max(size.columns, 1)
-        order = f"by {self._live.order}{', reversed' if self._live.reverse else ''}"
-        often = f"every {self._view.interval_seconds:g}s"
-        parts = (*self._nodes(), order, often, time.strftime("%H:%M:%S"), self._view.head)
-        head = [screen.paint(printable("   ".join(parts)), "bold")]
+        head = [screen.paint(self._title(columns), "bold")]
         head += [screen.paint(line, "red") for line in self._notice_lines(columns, max(size.lines // _NOTICES_PART, 1))]
         head += lines_above((), self._failed, screen, columns, answered=self._maps is not None)
         if self._maps is None:
@@ -502,14 +562,20 @@ class TopWindow:
             lines, self._page, self._live = frame(self._maps, self._live, shape, head, size.lines)
         print(end=repainted(lines, columns, size.lines), flush=True)
 
-    def _nodes(self) -> Iterator[str]:
-        if self._maps is not None and self._maps.fleet:
-            yield f"{len(self._maps.maps)} nodes"
-        elif self._maps is not None:
-            (node,) = self._maps.maps
-            models = {gpu.model for gpu in node.gpus}
-            yield node.name
-            yield f"{len(node.gpus)} x {models.pop() or 'GPU'}" if len(models) == 1 else f"{len(node.gpus)} GPUs"
+    def _title(self, columns: int) -> str:
+        """Return the node, the order and what else has room. A long name of the node is shortened."""
+        parts = [f"by {self._live.order}{', reversed' if self._live.reverse else ''}", time.strftime("%H:%M:%S")]
+        nodes = self._maps.maps if self._maps else ()
+        node = f"{len(nodes)} nodes" if self._maps and self._maps.fleet else "".join(node.name for node in nodes)
+        if len(nodes) == 1:
+            gpus, models = nodes[0].gpus, {gpu.model for gpu in nodes[0].gpus}
+            parts.insert(1, f"{len(gpus)} x {models.pop() or 'GPU'}" if len(models) == 1 else f"{len(gpus)} GPUs")
+        parts = [*map(printable, (*parts, f"every {self._view.interval_seconds:g}s", self._view.head))]
+        text = ""
+        for part in parts:
+            if cells(text) + cells(part) + 2 + min(cells(node), _NODE_CELLS) <= columns:
+                text += f"  {part}"
+        return shortened(printable(node), columns - cells(text)) + text
 
     def _notice_lines(self, columns: int, lines_max: int) -> list[str]:
         """Return what is wrong, in at most so many lines: a small window has room for devices too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,7 +32,7 @@ from gpumap.cli.unknowns import all_known, few, gpus_to_repair, no_rows, sentenc
 from gpumap.model.devices import device_name, has_kubelet
 from gpumap.model.errors import UsageError
 from gpumap.model.findings import judged_holders, judged_kinds, sums, waste_rank, worst_first
-from gpumap.model.formatting import UNKNOWN, age, counted, listed, number, ratio, size
+from gpumap.model.formatting import UNKNOWN, age, counted, gpus, listed, number, ratio, size
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Node
 from gpumap.model.terms import FINDINGS
@@ -176,7 +177,8 @@ GROUP_COLUMNS: tuple[Column[GroupSums], ...] = (
 def waste_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the findings, what could not be judged, and a last line of sums."""
     finding_rows = _rows(maps, shape)
-    doubts = list(few(_unjudged(maps), maps.fleet))
+    doubts = _add_source(few(_unjudged(maps), maps.fleet), shape)
+    repairs = _add_source(sentences_of_each(maps, gpus_to_repair), shape)
     groups = _groups(maps, shape.sums_by, shape) if shape.sums_by else []
     rows_max = _SHOWN_MAX if maps.fleet and not shape.wide else len(groups or finding_rows)
     unseen = max(len(groups or finding_rows) - rows_max, 0)
@@ -191,12 +193,13 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         if shape.namespace or shape.words:
             return notes([block, *(() if all_known(maps) else doubts), *maps.missing], shape.screen)
     elif not any(map(has_kubelet, maps.maps)):
-        return notes([*doubts, *sentences_of_each(maps, gpus_to_repair), *maps.missing], shape.screen)
+        return notes([*doubts, *repairs, *maps.missing], shape.screen)
     elif any(judged_kinds(node) & {*_KINDS} for node in maps.maps):
         is_whole = not maps.missing and all(judged_kinds(node) >= {*_KINDS} for node in maps.maps)
         block = "No waste found." if is_whole else "No waste found in the known data."
     else:
         block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
+    total = sum_texts([row.finding for row in finding_rows])
     noun = f"more {shape.sums_by if groups else 'finding'}"
     hints = [f"{counted(unseen, noun)}: -o wide shows all."] if unseen else []
     hints += [] if groups else sentences_of_each(select_rows(maps, shape.namespace, shape.words), _sharing)
@@ -204,12 +207,17 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         [
             block,
             notes(hints, shape.screen),
-            notes(dict.fromkeys(map(_remedy, finding_rows)) if shape.wide else (), shape.screen),
+            notes(_remedies(() if groups else finding_rows, every=shape.wide), shape.screen),
             notes(doubts, shape.screen),
-            notes(few([*sentences_of_each(maps, gpus_to_repair), *maps.missing], maps.fleet), shape.screen, "red"),
-            notes([_summary(finding_rows, _sums(finding_rows, _judged_by_all(maps.maps)))], shape.screen, "bold"),
+            notes(few([*repairs, *maps.missing], maps.fleet), shape.screen, "red"),
+            notes([f"Sum of the findings: {', '.join(total)}."] if total else (), shape.screen, "bold"),
         ]
     )
+
+
+def _add_source(sentences: Iterable[str], shape: Shape) -> list[str]:
+    """Return sentences. The commands that they name ask the source of this one."""
+    return [re.sub("`gpumap (doctor|top)", lambda name: name[0] + shape.source_flags, text) for text in sentences]
 
 
 def _sharing(node: Node) -> Iterator[str]:
@@ -297,11 +305,15 @@ def _unjudged(maps: NodeMaps) -> Iterator[str]:
         yield f"{sentence}{f': {why}' if why else ''} ({', '.join(unable[:3])}{', …' if len(unable) > 3 else ''})."
 
 
-def _remedy(row: FindingRow) -> str:
-    """Return what to do about all findings of a kind; about slots on no device for each pod."""
-    finding = row.finding
-    of_pod = f" of {finding.pod}" if finding.finding == "unmatched" else ""
-    return f"{finding.finding.replace('_', ' ')}{of_pod}: {finding.remedy}"
+def _remedies(finding_rows: Iterable[FindingRow], *, every: bool) -> Iterator[str]:
+    """Return the first remedy of each kind, or `every` one. Those of slots on no device are about a pod."""
+    texts = grouped((row.finding.finding, row.finding) for row in finding_rows if row.finding.remedy)
+    for kind, findings in texts.items():
+        sentences = (
+            f"{kind.replace('_', ' ')}{f' of {finding.pod}' if kind == 'unmatched' else ''}: {finding.remedy}"
+            for finding in (findings if every else findings[:1])
+        )
+        yield from dict.fromkeys(sentences)
 
 
 def _groups(maps: NodeMaps, level: str, shape: Shape) -> list[GroupSums]:
@@ -319,7 +331,10 @@ def _groups(maps: NodeMaps, level: str, shape: Shape) -> list[GroupSums]:
     group_sums.sort(key=lambda group: group.name)
     return sorted(
         group_sums,
-        key=lambda group: (group.sums["idle_gpus"] or 0.0, sum(group.sums[key] or 0.0 for key in _MEANINGS)),
+        key=lambda group: (
+            group.sums["idle_gpus"] or 0.0,
+            sum(amount or 0.0 for key, amount in group.sums.items() if key.endswith("_bytes")),
+        ),
         reverse=not shape.reverse,
     )
 
@@ -332,33 +347,30 @@ def _sums(rows: Iterable[FindingRow], judged: Container[str]) -> dict[str, float
     return {key: value for key, value in sums([row.finding for row in rows], judged).items() if key != "faults"}
 
 
-_MEANINGS = {
-    "unused_bytes": "granted but not used",
-    "squatter_bytes": "used by squatters",
-    "leftover_bytes": "used by leftovers",
-    "unexplained_bytes": "used by no process",
-    "over_bytes": "used over grants",
-}
+_SUMMED: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("fault", "faults", number),
+    ("not offered", "not_offered_gpus", gpus),
+    ("squatter", "squatter_bytes", size),
+    ("leftover", "leftover_bytes", size),
+    ("unexplained", "unexplained_bytes", size),
+    ("unexplained", "unexplained_gpus", gpus),
+    ("over", "over_bytes", size),
+    ("stalled", "stalled_gpus", gpus),
+    ("idle", "idle_gpus", gpus),
+    ("maybe idle", "maybe_idle_gpus", gpus),
+    ("unused", "unused_bytes", size),
+    ("unmatched", "unmatched", number),
+)
+"""Words of findings, worst first, with their sums."""
 
 
-def _summary(finding_rows: Iterable[FindingRow], total: dict[str, float | None]) -> str:
-    shareless = sum(row.finding.finding == "idle" and row.finding.gpus is None for row in finding_rows)
-    share_note = f" (and {counted(shareless, 'holder')} of unknown share)" if shareless else ""
-    parts = [f"{ratio(total['idle_gpus'])} GPUs held idle{share_note}"]
-    for key, meaning in _MEANINGS.items():
-        if total[key] or key == "unused_bytes":
-            parts.append(f"{size(total[key])} {meaning}")
-    if total["not_offered_gpus"]:
-        parts.append(f"{counted(int(total['not_offered_gpus']), 'GPU')} not offered")
-    if total["maybe_idle_gpus"]:
-        parts.append(f"{ratio(total['maybe_idle_gpus'])} GPUs may be idle")
-    if total["unexplained_gpus"]:
-        parts.append(f"{ratio(total['unexplained_gpus'])} GPUs busy without a process")
-    if total["stalled_gpus"]:
-        parts.append(f"{ratio(total['stalled_gpus'])} GPUs may be stalled")
-    if total["unmatched"]:
-        parts.append(f"{counted(int(total['unmatched']), 'container')} with unmatched slots")
-    return f"Sum of the findings: {', '.join(parts)}."
+def sum_texts(findings: Sequence[Finding]) -> list[str]:
+    """Return the sums of findings as `squatter 9.0GiB`. Leaves out what is 0 or not known."""
+    total = sums(findings, ())
+    texts = grouped((word, text(total[key])) for word, key, text in _SUMMED if total[key])
+    if shareless := sum(finding.finding == "idle" and finding.gpus is None for finding in findings):
+        texts.setdefault("idle", []).append(f"{counted(shareless, 'holder')} of unknown share")
+    return [f"{word} {' and '.join(amounts)}" for word, amounts in texts.items()]
 
 
 def _value(row: FindingRow, *, fleet: bool) -> dict[str, object]:
