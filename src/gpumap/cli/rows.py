@@ -15,13 +15,14 @@ from gpumap.model.devices import (
     container_of,
     device_name,
     grantees,
+    has_kubelet,
     node_devices,
     node_of_namespace,
     sum_of,
 )
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import faulty_gpus, findings_of_gpus
-from gpumap.model.formatting import UNKNOWN, age
+from gpumap.model.formatting import UNKNOWN, age, percent, size
 from gpumap.model.gaps import use_known
 from gpumap.model.node import (
     VERSION,
@@ -38,6 +39,7 @@ from gpumap.model.node import (
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import FINDINGS, GPU_FINDINGS, ContainerName, Owner
 
+_ROUNDING = 1e-6
 _REMAINDER_BYTES, _REMAINDER_RATIO = 512 << 20, 0.01
 """A larger remainder, or a larger part of the device, has a row."""
 
@@ -46,7 +48,7 @@ class DeviceRow(NamedTuple):
     """A device of a node. `collected_at` is in Unix seconds, `number` the place of the device among those of the node.
 
     Without `total_bytes`, the memory of the device cannot be read; then `used_bytes` are those of its processes.
-    `partitioned`: a GPU in MIG mode that was assigned as a whole.
+    `short_uuid` is the beginning of the UUID that is unique on the node. `free`: how much of it is free, and for whom.
     """
 
     node: str
@@ -57,8 +59,11 @@ class DeviceRow(NamedTuple):
     model: str | None = None
     total_bytes: int | None = None
     used_bytes: int | None = None
-    use_known: bool = False
-    partitioned: bool = False
+    short_uuid: str = ""
+    free: str = ""
+    utilization_ratio: float | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
 
 
 class GpuRow(NamedTuple):
@@ -237,8 +242,30 @@ def free_for(device: Device) -> str:
         return f"granted to {pods[0]}" if len(pods) == 1 else f"shared by {len(pods)}: {_once(pods)}"
     if reason := device.not_free_reason.replace("_", " "):
         user = "" if device.not_free_reason in FINDINGS else "used by "
-        return f"{'not held: ' if device.holders == 0 else ''}{user}{reason}"
+        return f"{'not held, ' if device.holders == 0 else ''}{user}{reason}"
     return "free" if device.free_ratio else UNKNOWN
+
+
+def describe_free(device: Device, node: Node) -> str:
+    """Return how much of a device is free and for whom, as `free 8.1GiB of 79.6GiB, granted to trainer`."""
+    memory = "partitioned" if device.partitioned else "" if use_known(device) else "no reading"
+    if device.memory:
+        memory = f"free {size(device.memory.free_bytes)} of {size(device.memory.total_bytes)}"
+    for_whom, ratio = free_for(device), device.free_ratio or 0.0
+    if for_whom == "free":
+        return memory.replace("free", "free,", 1)
+    holders = len(_holders([device]))
+    if not holders:
+        return "; ".join(filter(None, (for_whom if for_whom != UNKNOWN or has_kubelet(node) else "", memory)))
+    if holders > 1 or not ratio:
+        memory = ", ".join(filter(None, (memory, for_whom.partition(":")[0])))
+    return "; ".join(filter(None, (_free_slots(device, ratio) if ratio else "", memory)))
+
+
+def _free_slots(device: Device, ratio: float) -> str:
+    slots = (device.allocatable.get(resource, 0) for row in device.containers for resource in row.slots)
+    total = next((total for total in slots if total and abs(ratio * total - round(ratio * total)) < _ROUNDING), None)
+    return f"{percent(ratio)} free" if total is None else f"{round(ratio * total)} of {total} slots free"
 
 
 def _free_on_mig(devices: Sequence[Device]) -> str:
@@ -267,12 +294,20 @@ def _process_bytes(owners: Iterable[OwnerUse]) -> int | None:
 
 def _devices(node: Node) -> Iterator[tuple[Device, DeviceRow]]:
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
+    uuids = {device.uuid for device in node.devices}
+    longest = max(map(len, uuids), default=0)
+    length = next(
+        (length for length in range(12, longest) if len({uuid[:length] for uuid in uuids}) == len(uuids)), longest
+    )
     for place in node_devices(node):
-        yield place.device, _device(place, gpus.get(place.device.gpu_uuid or place.device.uuid))
+        row = _device(place, gpus.get(place.device.gpu_uuid or place.device.uuid))
+        yield place.device, row._replace(short_uuid=row.uuid[:length])
 
 
 def _device(place: NodeDevice, gpu: Gpu | None) -> DeviceRow:
     device, memory = place.device, place.device.memory
+    reading = gpu.reading if gpu and not device.mig else None
+    activity = device.activity
     return DeviceRow(
         node=place.node.name,
         collected_at=place.node.timestamp,
@@ -282,8 +317,10 @@ def _device(place: NodeDevice, gpu: Gpu | None) -> DeviceRow:
         model=gpu.model or None if gpu else None,
         total_bytes=memory.total_bytes if memory else None,
         used_bytes=memory.used_bytes if memory else _process_bytes(device.owners),
-        use_known=use_known(device),
-        partitioned=device.partitioned,
+        free=describe_free(device, place.node),
+        utilization_ratio=reading.utilization_ratio if reading else activity.sm_ratio if activity else None,
+        temperature_celsius=reading.temperatures_celsius.get("gpu") if reading else None,
+        power_watts=reading.power_watts if reading else None,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,6 +38,8 @@ from gpumap.model.terms import ContainerName
 if TYPE_CHECKING:
     from gpumap.cli.commands import Commands
 
+COLUMNS_MAX = 120
+"""Cells of a line. -o wide shortens nothing."""
 ORDERS = ("namespace", "memory", "sm", "peak", "granted", "gpus", "processes")
 """The keys of --sort-by. The first one is the default."""
 _EXAMPLES = {
@@ -56,7 +59,7 @@ _EXAMPLES = {
         ("the pods of a namespace that hold or use a GPU", "kubectl gpumap map -n ml-team -o name"),
     ],
 }
-_COLOURS = {"UNASSIGNED": "red", "gone": "yellow", "unknown": "yellow"}
+_COLOURS = {"unassigned": "red", "gone": "yellow", "unknown": "yellow"}
 MapRow = DeviceRow | ContainerRow
 
 
@@ -129,26 +132,30 @@ def _granted(row: ContainerRow, text: str) -> str:
     return "0" if row.owner == "unassigned" else UNKNOWN
 
 
-def _state(device: DeviceRow) -> str:
-    if device.total_bytes is not None or device.use_known:
-        return ""
-    return "partitioned" if device.partitioned else "no reading"
+def _describe(device: DeviceRow, uuid: str) -> str:
+    """Return the line of a device: a text over the columns of names."""
+    index, _, profile = device.name.partition(" ")
+    return "  ".join(filter(None, (f"{index:<7}", " ".join(filter(None, (uuid, profile))), device.free)))
+
+
+def _sensors(device: DeviceRow) -> str:
+    temperature, power = device.temperature_celsius, device.power_watts
+    return " ".join(
+        [*([] if temperature is None else [f"{temperature:.0f}°C"]), *([] if power is None else [f"{power:.0f}W"])]
+    )
 
 
 def shown_owner(row: ContainerRow) -> str:
     """Return the owner, or that the container only reserves the device for other pods."""
-    if row.reservation:
-        return "reservation"
-    return row.owner.upper() if row.owner == "unassigned" else row.owner
+    return "reservation" if row.reservation else row.owner
 
 
 def owner_colour(row: MapRow) -> str:
-    return _COLOURS.get(shown_owner(row), "") if isinstance(row, ContainerRow) else "yellow"
+    return _COLOURS.get(shown_owner(row), "") if isinstance(row, ContainerRow) else ""
 
 
 COLUMNS: tuple[Column[MapRow], ...] = (
-    _column("DEVICE", lambda device: device.name, spans=True),
-    _column("UUID", lambda device: device.uuid, name=True, drop_rank=5),
+    _column("DEVICE", lambda device: _describe(device, device.short_uuid), spans=True),
     _name_column("NAMESPACE", lambda name: name.namespace),
     _column("POD", None, lambda row: row.pod or UNKNOWN, lambda row: row.pod, name=True, shortened_last=True),
     _name_column("CONTAINER", lambda name: name.container),
@@ -158,23 +165,21 @@ COLUMNS: tuple[Column[MapRow], ...] = (
     _column("GRANTED", None, lambda row: _granted(row, size(row.granted_bytes)), sort=lambda row: row.granted_bytes),
     _column(
         "USED",
-        lambda device: (
-            size(device.used_bytes) + ("" if device.total_bytes is None else f" of {size(device.total_bytes)}")
-        ),
+        lambda device: size(device.used_bytes),
         lambda row: size(row.memory_bytes),
         lambda row: size(row.memory_bytes),
         sort=lambda row: row.memory_bytes,
         sort_name="memory",
-        spans=True,
     ),
     _column(
         "SM",
-        None,
+        lambda device: percent(device.utilization_ratio),
         lambda row: percent(row.busy_ratio),
         lambda row: percent(row.sm_ratio) if row.processes else "",
         sort=lambda row: row.busy_ratio,
     ),
-    _column("OWNER", _state, shown_owner, shown_owner, colour=owner_colour),
+    _column("OWNER", _sensors, shown_owner, shown_owner, colour=owner_colour),
+    _column("UUID", lambda device: device.uuid, wide=True),
     _column("MODEL", lambda device: device.model or UNKNOWN, wide=True),
     _column("PEAK", None, lambda row: size(row.memory_peak_bytes), sort=lambda row: row.memory_peak_bytes, wide=True),
     _column(
@@ -208,6 +213,9 @@ SORT_KEYS: dict[str, SortKey[MapRow]] = {
 
 def map_table(maps: NodeMaps, shape: Shape) -> str:
     """Return each device with its holders and users; then slots on no device, and what is not known."""
+    if not shape.wide:
+        cells = min(shape.screen.columns or COLUMNS_MAX, COLUMNS_MAX)
+        shape = replace(shape, screen=replace(shape.screen, columns=cells))
     selected_maps = select_rows(maps, shape.namespace, shape.words)
     table_rows = [row for node_map in selected_maps.maps for row in _rows(node_map, shape)]
     containers = (row.container for row in table_rows if isinstance(row, ContainerRow) and row.listed)
