@@ -53,8 +53,8 @@ def matches(term: Term, *texts_of_row: Texts) -> bool:
     if field:
         return any(part in texts.get(field, ()) for texts in texts_of_row for part in value.split(","))
     text = "\n".join(str(texts[""]) for texts in texts_of_row)
-    if value.isdecimal():
-        return re.search(rf"\b{value}\b", text) is not None
+    if re.fullmatch("[0-9]+", value):
+        return re.search(rf"\b{value}\b", text, re.ASCII) is not None
     return value in text or (
         len(value) >= _UUID_LENGTH and any(value in texts.get("uuid", "") for texts in texts_of_row)
     )
