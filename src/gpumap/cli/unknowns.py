@@ -67,20 +67,22 @@ def troubles(maps: NodeMaps, selected_maps: NodeMaps) -> Iterator[str]:
 
 
 def add_faults(maps: NodeMaps, selected_maps: NodeMaps) -> NodeMaps:
-    """Return the selected parts of nodes with all findings of their GPUs."""
+    """Return the nodes with only the devices that are selected, and all findings of their GPUs."""
     return maps._replace(maps=tuple(map(_add_faults, maps.maps, selected_maps.maps)))
 
 
 def _add_faults(node: Node, selected_node: Node) -> Node:
     if node is selected_node:
         return node
-    gpus = {device.gpu_uuid for device in selected_node.devices}
+    uuids = {device.uuid for device in selected_node.devices}
+    devices = tuple(device for device in node.devices if device.uuid in uuids)
+    gpus = {device.gpu_uuid for device in devices}
     findings = [
         finding
         for finding in node.findings or ()
         if finding in (selected_node.findings or ()) or (finding.finding in GPU_FINDINGS and finding.uuid in gpus)
     ]
-    return structs.replace(selected_node, findings=tuple(findings))
+    return structs.replace(node, devices=devices, findings=tuple(findings))
 
 
 def _troubles(node_map: Node) -> Iterator[str]:
@@ -120,24 +122,14 @@ def _all_known(node_map: Node) -> bool:
 
 
 def no_rows(maps: NodeMaps, namespace: str, words: Sequence[str]) -> str:
-    """Return the sentence in the place of a table without a device."""
+    """Return the sentence in the place of a table without a device. For words, it has a name that is like one."""
     if words:
-        return nothing_matches(maps, words)
+        containers = (container for node in maps.maps for device in node.devices for container in device.containers)
+        names = {name for container in containers for name in container.name}
+        hints = (did_you_mean(word.rpartition(":")[2], names) for word in words)
+        hint = next(filter(None, hints), f". Try {' '.join(f'{field}:' for field in WORD_FIELDS)}")
+        return printable(f"Nothing matches {' '.join(words)}{hint}")
     if namespace:
         known = "" if all_known(maps) else "known "
         return f"Namespace {printable(namespace)} has no {known}holder or user of a GPU."
     return "No current data." if any(node.stale for node in maps.maps) else "No devices."
-
-
-def nothing_matches(maps: NodeMaps, words: Sequence[str]) -> str:
-    """Return the sentence for words without a match, with a name that is like one of them."""
-    names = {
-        name
-        for node in maps.maps
-        for device in node.devices
-        for container in device.containers
-        for name in container.name
-    }
-    hints = (did_you_mean(word.rpartition(":")[2], names) for word in words)
-    hint = next(filter(None, hints), f". Try {' '.join(f'{field}:' for field in WORD_FIELDS)}")
-    return printable(f"Nothing matches {' '.join(words)}{hint}")

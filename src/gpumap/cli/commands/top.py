@@ -37,8 +37,8 @@ ORDERS = (
 )
 """The keys of --sort-by. The first one is the default."""
 _DETAILS = """\
-There is one row for each container and device. Other rows show processes of the host, processes of
-deleted pods, and memory that no process explains.
+There is one row for each container and device. Other rows show processes of the host, leftovers,
+and memory that no process explains.
 On a terminal, the table updates until you press q. There, findings come first; keys sort and filter the rows,
 Enter opens the details of one (press ?). Only the GPUs above them show memory that no process explains."""
 _EXAMPLES = {

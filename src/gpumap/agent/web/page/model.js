@@ -207,8 +207,8 @@ function wordsOfDevice(device) {
     xid: (gpu?.xids ?? []).map((one) => one.code),
     finding: own.map((one) => one.finding),
   };
-  const { uuid: _, ...bare } = words;
-  return { ...words, all: lowered([...Object.values(bare), (gpu?.xids ?? []).map((one) => one.words), own.map((one) => one.why)]) };
+  const signs = [...(gpu?.xids ?? []).map((one) => one.words), ...own.map((one) => one.why)];
+  return { ...words, all: lowered([index, words.model, words.finding, signs]) };
 }
 
 function wordsOfRow({ namespace, pod, container, work, owner, finding, processes, resource, reason }) {
