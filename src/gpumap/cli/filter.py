@@ -18,6 +18,7 @@ from gpumap.model.devices import NO_CONTAINER, OfContainer, container_of, device
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Gpu, Node, Process
 from gpumap.model.readings import Uuid
+from gpumap.model.terms import GPU_FINDINGS
 
 _WHOLE_FIELDS = ("gpu", "xid", "finding")
 """Fields that test the whole value, not a part of it."""
@@ -51,8 +52,8 @@ def matches(term: tuple[str, str], pairs: Pairs) -> bool:
 def select_rows(maps: NodeMaps, namespace: str, words: Sequence[str]) -> NodeMaps:
     """Return what is of the namespace and matches the words: devices with their rows, findings, slots.
 
-    A device without such a row remains if the words describe the device itself. Of a fleet, bare words also test the
-    names of nodes.
+    A device without such a row remains if the words describe the device itself. Faults of the GPU of a device remain
+    with it. Of a fleet, bare words also test the names of nodes.
     """
     terms = parse_words(words)
     if not terms and not namespace:
@@ -80,11 +81,13 @@ class _Selection:
             gpu = gpus.get(device.gpu_uuid or device.uuid)
             about[device.uuid] = self._device_pairs(device_name(device), gpu, device.uuid)
             devices += self._select_device(device, about[device.uuid])
+        selected_gpus = {device.gpu_uuid for device in devices}
         findings = [
             finding
             for finding in node.findings or ()
             for row_pairs in [self._rows.get(finding_key(finding)) or _row_pairs(finding, ())]
-            if self._has(finding, row_pairs, _finding_pairs([finding]), about.get(finding.uuid or Uuid(""), ()))
+            if (finding.finding in GPU_FINDINGS and finding.uuid in selected_gpus)
+            or self._has(finding, row_pairs, _finding_pairs([finding]), about.get(finding.uuid or Uuid(""), ()))
         ]
         unmatched = [slots for slots in node.unmatched if self._has(slots, _row_pairs(slots, ()), _UNMATCHED)]
         entries: list[OfContainer] = [*unmatched]
@@ -125,7 +128,7 @@ class _Selection:
             selected = []
             for entry, row_processes in rows:
                 key = device.uuid, container_of(entry), getattr(entry, "owner", "") == "gone"
-                row_pairs = _row_pairs(entry, row_processes)
+                row_pairs = _row_pairs(entry, row_processes) if self._terms else []
                 self._rows.setdefault(key, row_pairs)
                 if self._has(entry, row_pairs, _finding_pairs(self._findings.get(key, ())), device_pairs):
                     selected.append(entry)
@@ -134,11 +137,9 @@ class _Selection:
         containers = select((row, of_containers.get(row.name, ())) for row in device.containers)
         other_uses = select(others)
         own_processes = select((process, (process,)) for process in device.processes)
-        owners = {use.owner for use in other_uses} | {process.owner for process in own_processes}
         works = {use.work for use in other_uses}
         narrowed = structs.replace(
             device,
-            owners=tuple(use for use in device.owners if use.owner in owners),
             containers=containers,
             host=tuple(use for use in device.host if use.work in works),
             processes=own_processes,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from msgspec import structs
-
 from gpumap.cli.parser import WORD_FIELDS, did_you_mean
 from gpumap.cli.rows import NodeMaps
 from gpumap.model.check import fault_of_gpu, gpu_name
@@ -14,7 +12,6 @@ from gpumap.model.findings import faulty_gpus, findings_of_gpus
 from gpumap.model.formatting import printable, reason_sentences
 from gpumap.model.gaps import gaps_of, invisible, unknown_of_devices
 from gpumap.model.node import Node
-from gpumap.model.terms import GPU_FINDINGS
 
 _SENTENCES_MAX, _BLIND_MAX = 20, 5
 _JUDGE_BY = frozenset({"nvml", "kubelet", "pod_identity"})
@@ -57,32 +54,10 @@ def blind(maps: NodeMaps) -> Iterator[str]:
         yield f"and {len(nodes) - _BLIND_MAX} more like this"
 
 
-def troubles(maps: NodeMaps, selected_maps: NodeMaps) -> Iterator[str]:
-    """Return what keeps the maps from being whole: troubles of nodes, and nodes without a map.
-
-    Of GPUs and devices only those that are selected.
-    """
-    yield from few(sentences_of_each(add_faults(maps, selected_maps), _troubles), maps.fleet)
+def troubles(maps: NodeMaps) -> Iterator[str]:
+    """Return what keeps the maps from being whole: troubles of nodes, and nodes without a map."""
+    yield from few(sentences_of_each(maps, _troubles), maps.fleet)
     yield from few(maps.missing, maps.fleet)
-
-
-def add_faults(maps: NodeMaps, selected_maps: NodeMaps) -> NodeMaps:
-    """Return the nodes with only the devices that are selected, and all findings of their GPUs."""
-    return maps._replace(maps=tuple(map(_add_faults, maps.maps, selected_maps.maps)))
-
-
-def _add_faults(node: Node, selected_node: Node) -> Node:
-    if node is selected_node:
-        return node
-    uuids = {device.uuid for device in selected_node.devices}
-    devices = tuple(device for device in node.devices if device.uuid in uuids)
-    gpus = {device.gpu_uuid for device in devices}
-    findings = [
-        finding
-        for finding in node.findings or ()
-        if finding in (selected_node.findings or ()) or (finding.finding in GPU_FINDINGS and finding.uuid in gpus)
-    ]
-    return structs.replace(node, devices=devices, findings=tuple(findings))
 
 
 def _troubles(node_map: Node) -> Iterator[str]:

@@ -221,7 +221,7 @@ def map_table(maps: NodeMaps, shape: Shape) -> str:
             if unmatched and shape.words
             else no_rows(maps, shape.namespace, shape.words),
             table(add_node_column(_UNMATCHED_COLUMNS, fleet=maps.fleet), unmatched, shape) if unmatched else "",
-            notes(troubles(maps, selected_maps), shape.screen, "red"),
+            notes(troubles(selected_maps), shape.screen, "red"),
         ]
     )
 

@@ -140,7 +140,7 @@ def top_table(maps: NodeMaps, shape: Shape) -> str:
         block = no_rows(maps, shape.namespace, shape.words)
     else:
         block = "Nothing is in use." if all_known(maps) else "No known use."
-    return join_blocks([block, notes(troubles(maps, selected_maps), shape.screen, "red")])
+    return join_blocks([block, notes(troubles(selected_maps), shape.screen, "red")])
 
 
 def top_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:

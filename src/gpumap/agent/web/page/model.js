@@ -230,14 +230,16 @@ export function filtered(devices, query) {
   });
 }
 
-/** Return the findings that match: by themselves, by their row, or by their device. */
+/** Return the findings that match: by themselves, by their row, or by their device; and those of GPUs of devices that match. */
 export function filteredFindings(map, devices, query) {
   const terms = parse(query);
+  const selected = filtered(devices, query).map((device) => device.gpu_uuid);
   const rows = new Map(devices.flatMap((device) => device.rows.map((row) => [row.finding?.place, row])));
   return findingsOf(map).filter((one, place) => {
     const device = devices.find(({ uuid }) => uuid === one.uuid) ?? devices.find((other) => other.gpu_uuid === one.uuid);
     const words = wordsOfRow({ ...(rows.get(place) ?? one), finding: one });
-    return terms.every((term) => matches(term, wordsOfDevice(device), words));
+    const ofGpu = GPU_FINDINGS.includes(one.finding) && selected.includes(one.uuid);
+    return ofGpu || terms.every((term) => matches(term, wordsOfDevice(device), words));
   });
 }
 
