@@ -406,7 +406,7 @@ _CELLS = {
 }
 """Cells that a column needs, by title. Other columns have names, and need a fifth of the window, at most 15."""
 _FIRST_TO_GO = (
-    *("HISTORY", "MODEL", "POWER", "TEMP"),
+    *("HISTORY", "POWER", "TEMP", "MODEL"),
     *("WHY", "OWNER", "PROCESSES", "PEAK", "GRANTED", "CONTAINER", "FOR", "NAMESPACE", "WASTE"),
     *("NODE", "PROCESS", "DEVICE", "SM", "FINDING", "MEMORY", "PID"),
 )
