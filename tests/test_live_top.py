@@ -286,7 +286,7 @@ def test_unaccounted_memory_is_the_gpus() -> None:
 @pytest.mark.parametrize(
     ("query", "some"),
     [
-        *(("pod-1", True), ("GPU-", True), ("gpu-f", False), ("-0000", False), ("assigned", True)),
+        *(("pod-1", True), ("GPU-00000000", True), ("gpu-f", False), ("-0000", False), ("assigned", True)),
         *(("test-node-name", False), ("squatter", True), ("host squatter", False)),
         *(
             ("gpu:0", True),
@@ -299,8 +299,8 @@ def test_unaccounted_memory_is_the_gpus() -> None:
     ],
 )
 def test_the_filter_sees_what_the_reader_sees(query: str, some: bool) -> None:
-    """Not the UUIDs, unless the text begins like one, and not the name of the only node."""
-    nothing = "Nothing matches. Terms: gpu: ns: pod: container: owner: uuid: finding:"
+    """Not the UUIDs, unless the text is as long as a part of one, and not the name of the only node."""
+    nothing = "Nothing matches. Try gpu: uuid: model: xid: ns: pod: container: owner: finding:"
     assert (nothing not in shown(Live(query=query)).lines) is some
 
 

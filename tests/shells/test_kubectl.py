@@ -352,7 +352,7 @@ async def test_mistakes_in_the_command_line(cluster: Cluster) -> None:
     assert "see kubectl gpumap top --help" in await cluster.fails("top", "--contxt=x", code=2)
     assert await cluster.fails("top", "--request-timeout=soon", code=2)
     helped = await cluster.run("top", "--help")
-    assert helped.stdout.startswith("usage: kubectl gpumap top [NODE] [flags]")
+    assert helped.stdout.startswith("usage: kubectl gpumap top [NODE] [WORD ...] [flags]")
 
 
 # --- watching ---------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from gpumap.cli.args import (
     WATCH_INTERVAL,
     add_server_flags,
     add_url,
+    add_words,
     matchers_of,
     node_maps,
     server_of,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 def _add_source(parser: Parser, command: str) -> None:
     """Add the flags that select rows, the source, and those about this node."""
     if command != "inspect":
+        add_words(parser)
         selection = parser.add_argument_group("selection")
         help_ = "Show only rows of this namespace. (default: all)"
         selection.add_argument("-n", "--namespace", metavar="NAME", help=help_)
@@ -60,11 +62,12 @@ def _show(args: argparse.Namespace, report: Report, shape: Shape, ask: Ask | Non
 
     prometheus = getattr(args, "prometheus", None)
     urls = {"--url": args.url, "--prometheus": prometheus}
+    words = "".join(f" {word}" for word in shape.words)
     order = f" --sort-by {shape.order}" if shape.order else ""
     source = "".join(f" {flag} {hide_password(url)}" for flag, url in urls.items() if url)
     interval = WATCH_INTERVAL if prometheus is None else CLUSTER_INTERVAL
     shape = replace(shape, source_flags=_source_flags(args) if prometheus is None else "")
-    view = read_view(args, report, shape, f"gpumap {args.command}{order}{source}", interval)
+    view = read_view(args, report, shape, f"gpumap {args.command}{words}{order}{source}", interval)
     if ask is not None:
         return run(_server_answers(args, view, ask), view)
     return run(node_maps(args, view.interval_seconds if view.watch else LOOK_SECONDS), view)
@@ -92,7 +95,7 @@ def _server_answers(args: argparse.Namespace, view: View, ask: Ask) -> NodeMapSt
 
 GPUMAP = Program(
     name="gpumap",
-    usage="[flags]",
+    usage="[WORD ...] [flags]",
     interval_help=f"{WATCH_INTERVAL}; {CLUSTER_INTERVAL} with --prometheus",
     has_prometheus=True,
     add_source=_add_source,

@@ -147,6 +147,9 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
         raise UsageError(_no_command(first, arguments, commands, parser))
     arguments = _join_negative_values(arguments, flags_of(commands[first]) if first is not None else ())
     args, unknown = parser.parse_known_args(arguments)
+    if hasattr(args, "words"):  # argparse takes those after a flag for unknown
+        args.words += [word for word in unknown if not word.startswith("-")]
+        unknown = [word for word in unknown if word.startswith("-")]
     if unknown:
         chosen = commands[first] if first is not None else parser
         raise UsageError(_unknown(unknown[0], chosen))

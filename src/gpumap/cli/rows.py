@@ -15,14 +15,14 @@ from gpumap.model.devices import (
     container_of,
     device_name,
     grantees,
+    has_kubelet,
     node_devices,
     node_of_namespace,
-    select_namespace,
     sum_of,
 )
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import faulty_gpus, findings_of_gpus
-from gpumap.model.formatting import UNKNOWN, age
+from gpumap.model.formatting import UNKNOWN, age, percent, size
 from gpumap.model.gaps import use_known
 from gpumap.model.node import (
     VERSION,
@@ -39,6 +39,7 @@ from gpumap.model.node import (
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import FINDINGS, GPU_FINDINGS, ContainerName, Owner
 
+_ROUNDING = 1e-6
 _REMAINDER_BYTES, _REMAINDER_RATIO = 512 << 20, 0.01
 """A larger remainder, or a larger part of the device, has a row."""
 
@@ -47,7 +48,7 @@ class DeviceRow(NamedTuple):
     """A device of a node. `collected_at` is in Unix seconds, `number` the place of the device among those of the node.
 
     Without `total_bytes`, the memory of the device cannot be read; then `used_bytes` are those of its processes.
-    `partitioned`: a GPU in MIG mode that was assigned as a whole.
+    `short_uuid` is the beginning of the UUID that is unique on the node. `free`: how much of it is free, and for whom.
     """
 
     node: str
@@ -58,8 +59,11 @@ class DeviceRow(NamedTuple):
     model: str | None = None
     total_bytes: int | None = None
     used_bytes: int | None = None
-    use_known: bool = False
-    partitioned: bool = False
+    short_uuid: str = ""
+    free: str = ""
+    utilization_ratio: float | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
 
 
 class GpuRow(NamedTuple):
@@ -115,8 +119,7 @@ class ContainerRow(NamedTuple):
     @property
     def pod(self) -> str:
         """The pod, or work outside pods such as `docker/4f1c9e0b7a2d`; empty if it has no name."""
-        work = "" if self.work is None or self.work.kind == "other" else f"{self.work.kind}/{self.work.name}"
-        return self.container.pod or work
+        return self.container.pod or work_name(self.work)
 
     @property
     def finding_age(self) -> str:
@@ -144,53 +147,45 @@ class ContainerRow(NamedTuple):
         return self.sm_activity_ratio if self.sm_ratio is None else self.sm_ratio
 
 
-def rows(node: Node, namespace: str = "") -> Iterator[tuple[DeviceRow, list[ContainerRow]]]:
-    """Return each device with its containers by name, then with other use by owner.
+def work_name(work: Workload | None) -> str:
+    """Return work outside pods as `docker/4f1c9e0b7a2d`; empty if it has no name."""
+    return "" if work is None or work.kind == "other" else f"{work.kind}/{work.name}"
 
-    Of a namespace, only its rows and the devices that have one.
-    """
+
+def rows(node: Node) -> Iterator[tuple[DeviceRow, list[ContainerRow]]]:
+    """Return each device with its containers by name, then with other use by owner."""
     for device, row in _devices(node):
-        device_rows = [
-            *(_container(row, container) for container in device.containers),
-            *(_other(row, use) for use in device.others),
-        ]
-        if namespace:
-            device_rows = [
-                row_of_device for row_of_device in device_rows if row_of_device.container.namespace == namespace
-            ]
-        if device_rows or not namespace:
-            yield row, device_rows
+        containers = (_container(row, container) for container in device.containers)
+        yield row, [*containers, *(_other(row, use) for use in device.others)]
 
 
-def container_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
+def container_rows(node: Node) -> Iterator[ContainerRow]:
     """Return the rows of all devices, as `rows`."""
-    return (row for _, of_device in rows(node, namespace) for row in of_device)
+    return (row for _, of_device in rows(node) for row in of_device)
 
 
-def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
-    """Return each process, and memory without one; of a namespace only its processes."""
+def process_rows(node: Node) -> Iterator[ContainerRow]:
+    """Return each process, and memory without one."""
     for device, row in _devices(node):
-        for process in device.processes:
-            if namespace in ("", process.namespace):
-                yield _process(row, process)
-        for owner in device.owners:
-            if owner.owner in (Owner.UNACCOUNTED, Owner.SIBLING) and owner.memory_bytes and not namespace:
-                yield ContainerRow(row, NO_CONTAINER, owner.owner, memory_bytes=owner.memory_bytes)
+        yield from (_process(row, process) for process in device.processes)
+        for use in device.others:
+            if use.owner in (Owner.UNACCOUNTED, Owner.SIBLING) and not use.processes and use.memory_bytes:
+                yield ContainerRow(row, NO_CONTAINER, use.owner, memory_bytes=use.memory_bytes)
 
 
-def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = False) -> Iterator[ContainerRow]:
+def rows_with_findings(node: Node, *, processes: bool = False) -> Iterator[ContainerRow]:
     """Return what uses or holds each device, or each process, with the worst finding of its container.
 
     Another finding of it, or one without such a row, has a row of its own, and so has one of a GPU.
     """
-    findings = select_namespace(node.findings or (), namespace)
+    findings = node.findings or ()
     of_rows = {
-        _key_of(finding): finding
+        finding_key(finding): finding
         for finding in reversed(findings)
         if finding.finding not in (*GPU_FINDINGS, "unexplained")
     }
     owners: dict[tuple[str | None, ContainerName, bool], Owner] = {}
-    for row in (process_rows if processes else container_rows)(node, namespace):
+    for row in (process_rows if processes else container_rows)(node):
         key = row.device.uuid, row.container, row.owner is Owner.GONE
         owners[key] = row.owner
         yield row._replace(finding=of_rows.get(key))
@@ -203,11 +198,12 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     ]
     for finding in (*findings_of_gpus(findings), *other_findings):
         device = devices.get(finding.uuid or "") or gpus.get(Uuid(finding.uuid or "")) or nowhere
-        owner = owners.get(_key_of(finding), Owner.UNKNOWN) if finding.pod else Owner.UNKNOWN
+        owner = owners.get(finding_key(finding), Owner.UNKNOWN) if finding.pod else Owner.UNKNOWN
         yield ContainerRow(device, finding.name, owner, finding=finding)
 
 
-def _key_of(finding: Finding) -> tuple[str | None, ContainerName, bool]:
+def finding_key(finding: Finding) -> tuple[str | None, ContainerName, bool]:
+    """Return what a finding has in common with the row of its container."""
     return finding.uuid, finding.name, finding.finding == "leftover"
 
 
@@ -246,8 +242,30 @@ def free_for(device: Device) -> str:
         return f"granted to {pods[0]}" if len(pods) == 1 else f"shared by {len(pods)}: {_once(pods)}"
     if reason := device.not_free_reason.replace("_", " "):
         user = "" if device.not_free_reason in FINDINGS else "used by "
-        return f"{'not held: ' if device.holders == 0 else ''}{user}{reason}"
+        return f"{'not held, ' if device.holders == 0 else ''}{user}{reason}"
     return "free" if device.free_ratio else UNKNOWN
+
+
+def describe_free(device: Device, node: Node) -> str:
+    """Return how much of a device is free and for whom, as `free 8.1GiB of 79.6GiB, granted to trainer`."""
+    memory = "partitioned" if device.partitioned else "" if use_known(device) else "no reading"
+    if device.memory:
+        memory = f"free {size(device.memory.free_bytes)} of {size(device.memory.total_bytes)}"
+    for_whom, ratio = free_for(device), device.free_ratio or 0.0
+    if for_whom == "free":
+        return memory.replace("free", "free,", 1)
+    holders = len(_holders([device]))
+    if not holders:
+        return "; ".join(filter(None, (for_whom if for_whom != UNKNOWN or has_kubelet(node) else "", memory)))
+    if holders > 1 or not ratio:
+        memory = ", ".join(filter(None, (memory, for_whom.partition(":")[0])))
+    return "; ".join(filter(None, (_free_slots(device, ratio) if ratio else "", memory)))
+
+
+def _free_slots(device: Device, ratio: float) -> str:
+    slots = (device.allocatable.get(resource, 0) for row in device.containers for resource in row.slots)
+    total = next((total for total in slots if total and abs(ratio * total - round(ratio * total)) < _ROUNDING), None)
+    return f"{percent(ratio)} free" if total is None else f"{round(ratio * total)} of {total} slots free"
 
 
 def _free_on_mig(devices: Sequence[Device]) -> str:
@@ -276,12 +294,20 @@ def _process_bytes(owners: Iterable[OwnerUse]) -> int | None:
 
 def _devices(node: Node) -> Iterator[tuple[Device, DeviceRow]]:
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
+    uuids = {device.uuid for device in node.devices}
+    longest = max(map(len, uuids), default=0)
+    length = next(
+        (length for length in range(12, longest) if len({uuid[:length] for uuid in uuids}) == len(uuids)), longest
+    )
     for place in node_devices(node):
-        yield place.device, _device(place, gpus.get(place.device.gpu_uuid or place.device.uuid))
+        row = _device(place, gpus.get(place.device.gpu_uuid or place.device.uuid))
+        yield place.device, row._replace(short_uuid=row.uuid[:length])
 
 
 def _device(place: NodeDevice, gpu: Gpu | None) -> DeviceRow:
     device, memory = place.device, place.device.memory
+    reading = gpu.reading if gpu and not device.mig else None
+    activity = device.activity
     return DeviceRow(
         node=place.node.name,
         collected_at=place.node.timestamp,
@@ -291,8 +317,10 @@ def _device(place: NodeDevice, gpu: Gpu | None) -> DeviceRow:
         model=gpu.model or None if gpu else None,
         total_bytes=memory.total_bytes if memory else None,
         used_bytes=memory.used_bytes if memory else _process_bytes(device.owners),
-        use_known=use_known(device),
-        partitioned=device.partitioned,
+        free=describe_free(device, place.node),
+        utilization_ratio=reading.utilization_ratio if reading else activity.sm_ratio if activity else None,
+        temperature_celsius=reading.temperatures_celsius.get("gpu") if reading else None,
+        power_watts=reading.power_watts if reading else None,
     )
 
 

@@ -5,11 +5,12 @@ Lines are aligned as kubectl aligns them. On a narrow terminal long names are sh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
+from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, cropped, painted_cells, shortened, widest, wrapped
 from gpumap.model.errors import FatalError
 from gpumap.model.formatting import UNKNOWN, printable
 from gpumap.model.terms import ContainerName
@@ -39,7 +40,8 @@ _SENTENCE, _INDENT = 24, 4
 class Shape:
     """How a user wants a table. `order` is a key of --sort-by, empty for the table's own order.
 
-    `namespace`: only its rows are shown; empty for all. `sums_by`: a line for each namespace or node, not for each row.
+    `namespace`: only its rows are shown; empty for all. `words`: only rows that match them. `sums_by`: a line for each
+    namespace or node, not for each row.
     `source_flags`: flags with which another command asks the same source. `squeezes`: how gaps and names give way.
     """
 
@@ -50,6 +52,7 @@ class Shape:
     processes: bool = False
     sums_by: str = ""
     namespace: str = ""
+    words: tuple[str, ...] = ()
     source_flags: str = ""
     squeezes: Sequence[tuple[int, int]] = _SQUEEZES
     screen: Screen = field(default=PIPE)
@@ -63,8 +66,8 @@ class Column(NamedTuple, Generic[R_contra]):
     `name`: the cells are names, which may be shortened. `shortened_last`: after other names. `wide`: only with -o wide.
     `drop_rank`: on a narrow terminal, the column with the largest rank is left out first, one with 0 never. Rows sorted
     by a column have it, on any terminal.
-    `sentence`: the last column, its text continues below the row on a narrow terminal. `spans`: there, its text runs
-    over empty cells to its right.
+    `sentence`: the last column, its text continues below the row on a narrow terminal. `spans`: its text runs over
+    empty cells to its right, and is cut off before the next text.
     """
 
     title: str
@@ -193,7 +196,7 @@ def table(
     text_columns = _drop_columns(
         [_read(column, rows, shape) for column in columns if shape.wide or not column.wide], shape
     )
-    widths = _widths(text_columns, shape)
+    widths = _widen_names(text_columns, _widths(text_columns, shape), shape)
     below: list[list[str]] = []
     if text_columns[-1].column.sentence and shape.screen.columns is not None:
         below = [list(wrapped(text, shape.screen.columns - widths.indent)) for text in text_columns[-1].texts]
@@ -226,8 +229,8 @@ def _drop_columns(text_columns: list[_TextColumn], shape: Shape) -> list[_TextCo
     Leave out other columns, the last first, while it is too narrow for all titles.
     """
     columns = shape.screen.columns
-    if columns is None or shape.wide or _is_roomy(text_columns, columns):
-        return text_columns
+    if columns is None or shape.wide:
+        return _spanned(text_columns)
     while not _is_roomy(spanned := _spanned(text_columns), columns):
         place = max(range(len(text_columns)), key=lambda place: text_columns[place].column.drop_rank)
         if not text_columns[place].column.drop_rank:
@@ -357,6 +360,24 @@ def _fitting(
     return widths, gap
 
 
+def _widen_names(text_columns: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> _Widths:
+    """Return the widths with more room for names below a text that runs over them."""
+    columns = list(widths.columns)
+    for place, text_column in enumerate(text_columns):
+        if not text_column.column.spans:
+            continue
+        for text, *cells_beside in zip(*(column.texts for column in text_columns[place:]), strict=True):
+            end = next((end for end, beside in enumerate(cells_beside, place + 1) if beside), len(columns))
+            names = [name_place for name_place in range(place, end) if text_columns[name_place].column.name]
+            room = sum(columns[place:end]) + widths.gap * (end - place - 1)
+            spare = (
+                math.inf if shape.wide else (shape.screen.columns or 0) - sum(columns) - widths.gap * (len(columns) - 1)
+            )
+            if names and cells(text) > room and spare > 0:
+                columns[names[-1]] += int(min(cells(text) - room, spare))
+    return widths._replace(columns=columns)
+
+
 def _aligned(text_columns: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> list[str]:
     """Return the line of titles and those of the rows."""
     refuse_huge((sum(widths.columns) + widths.gap) * len(text_columns[0].texts))
@@ -379,15 +400,16 @@ def _aligned(text_columns: Sequence[_TextColumn], widths: _Widths, shape: Shape)
     ):
         return [between.join(parts).rstrip(" ") for parts in zip(*filled, strict=True)]
     starts = [sum(widths.columns[:place]) + widths.gap * place for place in range(len(filled))]
-    return [_run_over(parts, starts) for parts in zip(*filled, strict=True)]
+    return [_run_over(parts, starts, widths.gap) for parts in zip(*filled, strict=True)]
 
 
-def _run_over(parts: Sequence[str], starts: Sequence[int]) -> str:
+def _run_over(parts: Sequence[str], starts: Sequence[int], gap: int) -> str:
     """Return a line in which a text may take the place of the empty cells to its right."""
     line = ""
     for text, start in zip(parts, starts, strict=True):
         if text.strip(" "):
-            line += " " * (start - cells(line)) + text.rstrip(" ")
+            line = cropped(line, start - gap)
+            line += " " * (start - painted_cells(line)) + text.rstrip(" ")
     return line
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumap.cli.args import SUMS_BY, add_by, add_output, read_shape
 from gpumap.cli.commands import Program
+from gpumap.cli.filter import select_rows
 from gpumap.cli.rows import ContainerRow, DeviceRow, NodeMaps, maps_of_namespace, pods_in, rows
 from gpumap.cli.screen import Report
 from gpumap.cli.table import (
@@ -27,7 +29,7 @@ from gpumap.cli.table import (
     table,
 )
 from gpumap.cli.unknowns import no_rows, troubles
-from gpumap.model.devices import container_of, has_kubelet, select_namespace
+from gpumap.model.devices import container_of, has_kubelet
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import UNKNOWN, number, percent, ratio, size
 from gpumap.model.node import VERSION, Node, UnmatchedSlots
@@ -36,6 +38,8 @@ from gpumap.model.terms import ContainerName
 if TYPE_CHECKING:
     from gpumap.cli.commands import Commands
 
+COLUMNS_MAX = 120
+"""Cells of a line. -o wide shortens nothing."""
 ORDERS = ("namespace", "memory", "sm", "peak", "granted", "gpus", "processes")
 """The keys of --sort-by. The first one is the default."""
 _EXAMPLES = {
@@ -55,7 +59,7 @@ _EXAMPLES = {
         ("the pods of a namespace that hold or use a GPU", "kubectl gpumap map -n ml-team -o name"),
     ],
 }
-_COLOURS = {"UNASSIGNED": "red", "gone": "yellow", "unknown": "yellow"}
+_COLOURS = {"unassigned": "red", "gone": "yellow", "unknown": "yellow"}
 MapRow = DeviceRow | ContainerRow
 
 
@@ -128,26 +132,30 @@ def _granted(row: ContainerRow, text: str) -> str:
     return "0" if row.owner == "unassigned" else UNKNOWN
 
 
-def _state(device: DeviceRow) -> str:
-    if device.total_bytes is not None or device.use_known:
-        return ""
-    return "partitioned" if device.partitioned else "no reading"
+def _describe(device: DeviceRow, uuid: str) -> str:
+    """Return the line of a device: a text over the columns of names."""
+    index, _, profile = device.name.partition(" ")
+    return "  ".join(filter(None, (f"{index:<7}", " ".join(filter(None, (uuid, profile))), device.free)))
+
+
+def _sensors(device: DeviceRow) -> str:
+    temperature, power = device.temperature_celsius, device.power_watts
+    return " ".join(
+        [*([] if temperature is None else [f"{temperature:.0f}°C"]), *([] if power is None else [f"{power:.0f}W"])]
+    )
 
 
 def shown_owner(row: ContainerRow) -> str:
     """Return the owner, or that the container only reserves the device for other pods."""
-    if row.reservation:
-        return "reservation"
-    return row.owner.upper() if row.owner == "unassigned" else row.owner
+    return "reservation" if row.reservation else row.owner
 
 
 def owner_colour(row: MapRow) -> str:
-    return _COLOURS.get(shown_owner(row), "") if isinstance(row, ContainerRow) else "yellow"
+    return _COLOURS.get(shown_owner(row), "") if isinstance(row, ContainerRow) else ""
 
 
 COLUMNS: tuple[Column[MapRow], ...] = (
-    _column("DEVICE", lambda device: device.name, spans=True),
-    _column("UUID", lambda device: device.uuid, name=True, drop_rank=5),
+    _column("DEVICE", lambda device: _describe(device, device.short_uuid), spans=True),
     _name_column("NAMESPACE", lambda name: name.namespace),
     _column("POD", None, lambda row: row.pod or UNKNOWN, lambda row: row.pod, name=True, shortened_last=True),
     _name_column("CONTAINER", lambda name: name.container),
@@ -157,23 +165,21 @@ COLUMNS: tuple[Column[MapRow], ...] = (
     _column("GRANTED", None, lambda row: _granted(row, size(row.granted_bytes)), sort=lambda row: row.granted_bytes),
     _column(
         "USED",
-        lambda device: (
-            size(device.used_bytes) + ("" if device.total_bytes is None else f" of {size(device.total_bytes)}")
-        ),
+        lambda device: size(device.used_bytes),
         lambda row: size(row.memory_bytes),
         lambda row: size(row.memory_bytes),
         sort=lambda row: row.memory_bytes,
         sort_name="memory",
-        spans=True,
     ),
     _column(
         "SM",
-        None,
+        lambda device: percent(device.utilization_ratio),
         lambda row: percent(row.busy_ratio),
         lambda row: percent(row.sm_ratio) if row.processes else "",
         sort=lambda row: row.busy_ratio,
     ),
-    _column("OWNER", _state, shown_owner, shown_owner, colour=owner_colour),
+    _column("OWNER", _sensors, shown_owner, shown_owner, colour=owner_colour),
+    _column("UUID", lambda device: device.uuid, wide=True),
     _column("MODEL", lambda device: device.model or UNKNOWN, wide=True),
     _column("PEAK", None, lambda row: size(row.memory_peak_bytes), sort=lambda row: row.memory_peak_bytes, wide=True),
     _column(
@@ -207,30 +213,32 @@ SORT_KEYS: dict[str, SortKey[MapRow]] = {
 
 def map_table(maps: NodeMaps, shape: Shape) -> str:
     """Return each device with its holders and users; then slots on no device, and what is not known."""
-    table_rows = [row for node_map in maps.maps for row in _rows(node_map, shape)]
+    if not shape.wide:
+        cells = min(shape.screen.columns or COLUMNS_MAX, COLUMNS_MAX)
+        shape = replace(shape, screen=replace(shape.screen, columns=cells))
+    selected_maps = select_rows(maps, shape.namespace, shape.words)
+    table_rows = [row for node_map in selected_maps.maps for row in _rows(node_map, shape)]
     containers = (row.container for row in table_rows if isinstance(row, ContainerRow) and row.listed)
     columns = make_container_droppable(COLUMNS, containers)
     if not any(map(has_kubelet, maps.maps)):
         columns = tuple(column for column in columns if column.title not in _ASSIGNED)
-    unmatched = [
-        UnmatchedRow(node.name, entry)
-        for node in maps.maps
-        for entry in select_namespace(node.unmatched, shape.namespace)
-    ]
+    unmatched = [UnmatchedRow(node.name, entry) for node in selected_maps.maps for entry in node.unmatched]
     return join_blocks(
         [
             table(add_node_column(columns, fleet=maps.fleet), table_rows, shape)
             if table_rows
-            else no_rows(maps, shape.namespace),
+            else ""
+            if unmatched and shape.words
+            else no_rows(maps, shape.namespace, shape.words),
             table(add_node_column(_UNMATCHED_COLUMNS, fleet=maps.fleet), unmatched, shape) if unmatched else "",
-            notes(troubles(maps), shape.screen, "red"),
+            notes(troubles(maps, selected_maps), shape.screen, "red"),
         ]
     )
 
 
 def map_values(maps: NodeMaps, shape: Shape) -> Node | dict[str, object]:
     """Return the same for scripts: the map as it is, or those of a fleet."""
-    maps = maps_of_namespace(maps, shape.namespace)
+    maps = maps_of_namespace(select_rows(maps, shape.namespace, shape.words), shape.namespace)
     if maps.fleet:
         return {"version": VERSION, "nodes": list(maps.maps), "missing": list(maps.missing)}
     (node_map,) = maps.maps
@@ -239,18 +247,17 @@ def map_values(maps: NodeMaps, shape: Shape) -> Node | dict[str, object]:
 
 def map_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
     """Return the pods that hold or use a device, or hold slots on no device."""
-    namespace = shape.namespace
     return pods_in(
         name
-        for node_map in maps.maps
+        for node_map in select_rows(maps, shape.namespace, shape.words).maps
         for names in (
             (
                 row.container
-                for _, container_rows in rows(node_map, namespace)
+                for _, container_rows in rows(node_map)
                 for row in sorted(container_rows, key=lambda row: not row.holds)
                 if row.listed
             ),
-            map(container_of, select_namespace(node_map.unmatched, namespace)),
+            map(container_of, node_map.unmatched),
         )
         for name in names
     )
@@ -258,7 +265,7 @@ def map_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
 
 def _rows(node_map: Node, shape: Shape) -> Iterator[MapRow]:
     order = SORT_KEYS[shape.order or ORDERS[0]]
-    for device, container_rows in rows(node_map, shape.namespace):
+    for device, container_rows in rows(node_map):
         yield device
         yield from sort_rows((row for row in container_rows if row.listed), order, reverse=shape.reverse)
         yield from (row for row in container_rows if not row.listed and (shape.wide or not row.is_small_remainder))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from gpumap.cli.commands.map import shown_owner
 from gpumap.cli.commands.top import COLUMNS, PROCESS_COLUMNS, SORT_KEYS
 from gpumap.cli.commands.waste import finding_colour, shown_finding, sum_texts
+from gpumap.cli.filter import FIELDS, select_rows
 from gpumap.cli.rows import ContainerRow, GpuRow, NodeMaps, gpu_rows, process_rows, rows_with_findings
 from gpumap.cli.screen import View, collected_long_ago, lines_above, notices_of, screen_of_stdout
 from gpumap.cli.table import (
@@ -172,16 +173,8 @@ def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height:
             height,
             live,
         )
-    every = [
-        row
-        for node in maps.maps
-        for row in rows_with_findings(node, shape.namespace, processes=live.processes)
-        if row.owner not in ("unaccounted", "sibling")  # the line of the GPU, or the row of the sibling, has it
-    ]
-    words = live.query.lower().split()
-    matching_rows = _sort_rows(
-        [row for row in every if all(_matches(row, word, fleet=maps.fleet) for word in words)], live
-    )
+    every = _rows(maps, shape.namespace, (), live)
+    matching_rows = _sort_rows(_rows(maps, shape.namespace, (live.query,), live), live)
     place = _place(live, matching_rows)
     if live.details and live.selected and place is None:
         return _filled(head, ["This row is gone."], shortened("Esc back  q quit", columns), height, live)
@@ -203,6 +196,16 @@ def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height:
     return _filled([*above, titles], shown_lines, _foot(live, matching_rows, columns), height, live, page)
 
 
+def _rows(maps: NodeMaps, namespace: str, words: Sequence[str], live: Live) -> list[ContainerRow]:
+    """Return the rows that match. The line of the GPU has memory without a process, the sibling's row its memory."""
+    return [
+        row
+        for node in select_rows(maps, namespace, words).maps
+        for row in rows_with_findings(node, processes=live.processes)
+        if row.owner not in ("unaccounted", "sibling")
+    ]
+
+
 def _filled(
     head: Sequence[str], lines: Sequence[str], foot: str, height: int, live: Live, page: int | None = None
 ) -> Frame:
@@ -214,7 +217,7 @@ def _filled(
 
 def _nothing(live: Live) -> str:
     if live.query:
-        return f"Nothing matches. Terms: {' '.join(f'{field}:' for field in ('gpu', *_FIELDS))}"
+        return f"Nothing matches. Try {' '.join(f'{field}:' for field in FIELDS)}"
     return "No process is known here." if live.processes else "No known use."
 
 
@@ -471,33 +474,6 @@ def _name_containers(
     return [column._replace(read=read) if column.title == "POD" else column for column in columns]
 
 
-_FIELDS: Mapping[str, Callable[[ContainerRow], str]] = {
-    "ns": lambda row: row.container.namespace,
-    "pod": lambda row: row.pod,
-    "container": lambda row: row.container.container,
-    "owner": lambda row: row.owner,
-    "uuid": lambda row: row.device.uuid,
-    "finding": lambda row: row.finding.finding if row.finding else "",
-}
-"""Terms of the filter that test one field. `gpu:` tests the whole index."""
-
-
-def _matches(row: ContainerRow, word: str, *, fleet: bool) -> bool:
-    """Return whether a word is in a name that the row shows, or begins its UUID. `ns:ml` tests one field."""
-    field, _, value = word.partition(":")
-    if field == "gpu" and value:
-        place = row.device.name.partition(" ")[0]
-        return value in (place, place.partition("/")[0])
-    if field in _FIELDS and value:
-        return value in _FIELDS[field](row).lower()
-    process = (str(row.pid), row.command or "") if row.pid is not None else ()
-    finding = (row.finding.finding, row.finding.why) if row.finding else ()
-    names = (row.node if fleet else "", *row.container, row.pod, row.owner, row.device.name, *process, *finding)
-    return word in " ".join(names).lower() or (
-        word.startswith(("gpu-", "mig-")) and row.device.uuid.lower().startswith(word)
-    )
-
-
 def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
     """Return what is known of a row: what is wrong, since when, what to do; grant, use and processes."""
     columns, screen = shape.screen.columns or 80, shape.screen
@@ -553,6 +529,7 @@ class TopWindow:
         self._view = view
         shape = view.shape
         self._live = Live(order=shape.order or "finding", reverse=shape.reverse, processes=shape.processes)
+        self._live = self._live._replace(query=" ".join(shape.words))
         self._maps: NodeMaps | None = None
         self._failed = ""
         self._page = 1

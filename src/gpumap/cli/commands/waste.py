@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap.cli.args import SUMS_BY, add_by, add_output, read_shape
 from gpumap.cli.commands import Program
-from gpumap.cli.rows import NodeMaps, pods_in, rows, values_of
+from gpumap.cli.filter import select_rows
+from gpumap.cli.rows import NodeMaps, pods_in, values_of
 from gpumap.cli.screen import Report
 from gpumap.cli.table import (
     NODE,
@@ -28,7 +29,7 @@ from gpumap.cli.table import (
     table,
 )
 from gpumap.cli.unknowns import all_known, few, gpus_to_repair, no_rows, sentences_of_each
-from gpumap.model.devices import device_name, has_kubelet, select_namespace
+from gpumap.model.devices import device_name, has_kubelet
 from gpumap.model.errors import UsageError
 from gpumap.model.findings import judged_holders, judged_kinds, sums, waste_rank, worst_first
 from gpumap.model.formatting import UNKNOWN, age, counted, gpus, listed, number, ratio, size
@@ -187,9 +188,9 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     elif finding_rows:
         columns_of_rows = make_container_droppable(COLUMNS, (row.finding.name for row in finding_rows[:rows_max]))
         block = table(add_node_column(columns_of_rows, fleet=maps.fleet), finding_rows[:rows_max], shape)
-    elif not maps.fleet and not any(of_device for node in maps.maps for of_device in rows(node, shape.namespace)):
-        block = no_rows(maps, shape.namespace)
-        if shape.namespace:
+    elif not maps.fleet and not any(node.devices for node in select_rows(maps, shape.namespace, shape.words).maps):
+        block = no_rows(maps, shape.namespace, shape.words)
+        if shape.namespace or shape.words:
             return notes([block, *(() if all_known(maps) else doubts), *maps.missing], shape.screen)
     elif not any(map(has_kubelet, maps.maps)):
         return notes([*doubts, *repairs, *maps.missing], shape.screen)
@@ -201,7 +202,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     total = sum_texts([row.finding for row in finding_rows])
     noun = f"more {shape.sums_by if groups else 'finding'}"
     hints = [f"{counted(unseen, noun)}: -o wide shows all."] if unseen else []
-    hints += [] if groups else sentences_of_each(maps, lambda node: _sharing(node, shape.namespace))
+    hints += [] if groups else sentences_of_each(select_rows(maps, shape.namespace, shape.words), _sharing)
     return join_blocks(
         [
             block,
@@ -219,7 +220,7 @@ def _add_source(sentences: Iterable[str], shape: Shape) -> list[str]:
     return [re.sub("`gpumap (doctor|top)", lambda name: name[0] + shape.source_flags, text) for text in sentences]
 
 
-def _sharing(node: Node, namespace: str) -> Iterator[str]:
+def _sharing(node: Node) -> Iterator[str]:
     """Name the findings on memory that several containers were granted: WASTE has a part of it for each."""
     devices: dict[str | None, Device] = {device.uuid: device for device in node.devices}
     pools = grouped(
@@ -227,7 +228,7 @@ def _sharing(node: Node, namespace: str) -> Iterator[str]:
             (device.gpu_uuid or device.uuid, device.mig and device.mig.gpu_instance_id, device.memory.total_bytes),
             finding,
         )
-        for finding in select_namespace(node.findings or (), namespace)
+        for finding in node.findings or ()
         if finding.finding in ("idle", "maybe_idle", "unused")
         and (device := devices.get(finding.uuid))
         and device.memory
@@ -264,7 +265,7 @@ def waste_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
 
 
 def _rows(maps: NodeMaps, shape: Shape) -> list[FindingRow]:
-    finding_rows = [row for node in maps.maps for row in _rows_of(node, shape.namespace)]
+    finding_rows = [row for node in select_rows(maps, shape.namespace, shape.words).maps for row in _rows_of(node)]
     order = shape.order or _BY_SEVERITY
     if order in _ORDER_KEYS:
         return sorted(finding_rows, key=_ORDER_KEYS[order], reverse=shape.reverse)
@@ -277,10 +278,10 @@ _ORDER_KEYS = {
 }
 
 
-def _rows_of(node: Node, namespace: str) -> Iterator[FindingRow]:
+def _rows_of(node: Node) -> Iterator[FindingRow]:
     names: dict[str | None, str] = {gpu.uuid: str(gpu.index) for gpu in node.gpus}
     names |= {device.uuid: device_name(device) for device in node.devices}
-    for finding in select_namespace(node.findings or (), namespace):
+    for finding in node.findings or ():
         if finding.finding in _KINDS:
             yield FindingRow(
                 node.name, names.get(finding.uuid, UNKNOWN), max(node.timestamp - finding.since, 0.0), finding
