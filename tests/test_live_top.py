@@ -145,9 +145,9 @@ def test_free_memory_is_for_someone() -> None:
     assert texts[0] == [
         "9.9GiB granted to trainer",
         "79.9GiB shared by 2: part-0, part-1",
-        "77.9GiB not held: squatter",
+        "77.9GiB not held, squatter",
         "79.9GiB free",
-        "77.9GiB not held: used by host",
+        "77.9GiB not held, used by host",
         "79.9GiB not offered",
     ]
     assert texts[1][3] == "79.9GiB -"
