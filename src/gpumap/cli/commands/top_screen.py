@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -30,12 +31,11 @@ from gpumap.cli.table import (
     sort_rows,
     table,
 )
-from gpumap.cli.terminal import Screen, cells, repainted, shortened, wrapped
+from gpumap.cli.terminal import Screen, cells, cropped, repainted, shortened, wrapped
 from gpumap.cli.watch import KEY_NAMES, PASTE_BEGIN, PASTE_END, scrolled
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import judged_kinds, worst_first
 from gpumap.model.formatting import UNKNOWN, age, counted, gpus, one_line, percent, printable, size
-from gpumap.model.grouping import grouped
 from gpumap.model.terms import FINDINGS, GPU_FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
@@ -256,20 +256,14 @@ def _sum_lines(maps: NodeMaps, shape: Shape, lines_max: int) -> list[str]:
     ]
     if not findings and not judged:
         return []
-    known = sum_texts(findings) or ["no findings"]
+    known, columns = sum_texts(findings) or ["no findings"], shape.screen.columns or 80
     unknown = [kind.replace("_", " ") for kind in FINDINGS if kind not in judged]
-    lines = _first_lines(known if unknown else [*known, "all judged"], shape, lines_max)
-    if unknown and lines_max > 1:
-        lines += _first_lines([f"not all judged: {unknown[0]}", *unknown[1:]], shape, 1)
-    return [shape.screen.paint(line, "bold") for line in lines]
-
-
-def _first_lines(parts: Sequence[str], shape: Shape, lines_max: int) -> list[str]:
-    columns = shape.screen.columns or 80
-    lines = list(_lines_of(parts, ", ", columns))
+    lines = list(_lines_of(known if unknown else [*known, "all judged"], ", ", columns))
     if len(lines) > lines_max:
         lines[lines_max - 1 :] = [f"{lines[lines_max - 1]}, …"]
-    return [shortened(line, columns) for line in lines]
+    if unknown and lines_max > 1:
+        lines.append(f"not all judged: {', '.join(unknown)}")
+    return [shape.screen.paint(cropped(line, columns), "bold") for line in lines]
 
 
 def _gpu_lines(maps: NodeMaps, live: Live, shape: Shape, height: int) -> list[str]:
@@ -435,11 +429,12 @@ def _name_containers(
     columns: Sequence[Column[ContainerRow]], rows: Iterable[ContainerRow]
 ) -> list[Column[ContainerRow]]:
     """Return the columns. POD has the container's name too if a pod has two of them."""
-    names = grouped((row.container.pod_name, row.container.container) for row in rows if row.pod)
-    shared = {pod_name for pod_name, containers in names.items() if len({*containers}) > 1}
+    names = {row.container for row in rows if row.container.container}
+    counts = Counter(name.pod_name for name in names)
 
     def read(row: ContainerRow) -> str:
-        return (f"{row.pod}/{row.container.container}" if row.container.pod_name in shared else row.pod) or UNKNOWN
+        container = row.container.container if counts[row.container.pod_name] > 1 else ""
+        return "/".join(filter(None, (row.pod, container))) or UNKNOWN
 
     return [column._replace(read=read) if column.title == "POD" else column for column in columns]
 
