@@ -8,11 +8,14 @@ from gpumap.agent.published import published
 from gpumap.cli.commands import map as map_columns
 from gpumap.cli.commands import top as top_columns
 from gpumap.cli.commands import waste as waste_columns
+from gpumap.cli.filter import select_rows
+from gpumap.cli.rows import NodeMaps, rows
 from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen, cells, contained, shortened, wrapped
 from gpumap.model.formatting import age, printable
 from gpumap.model.node import Grant, Node
 from gpumap.model.snapshot import Snapshot
+from tests.filter_cases import CASES, filter_node
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import changed, map_table, top_table, top_values, waste_table, with_devices
 from tests.snapshots import busy_node, empty_node
@@ -300,3 +303,14 @@ def test_wrapped_text_keeps_its_words() -> None:
 )
 def test_durations_read_as_people_write_them(seconds: int, text: str) -> None:
     assert age(seconds) == text
+
+
+@pytest.mark.parametrize("query", CASES)
+def test_words_select_rows(query: str) -> None:
+    """Devices that the words describe, and rows that match them; the page's filter has the same cases."""
+    (node,) = select_rows(NodeMaps((filter_node(),)), "", query.split(" ")).maps
+    selected = set()
+    for device, device_rows in rows(node):
+        names = ["/".join(filter(None, row.container)) or row.pod for row in device_rows if row.owner != "unaccounted"]
+        selected |= {f"{device.name.partition(' ')[0]} {name}" for name in names or [""]}
+    assert selected == CASES[query]

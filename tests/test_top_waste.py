@@ -283,7 +283,7 @@ def test_a_namespace_without_a_device_has_one_sentence() -> None:
     node.collect()
     found = published(node.collect())
     assert "ml/lazy" in waste_table(found, Shape())
-    assert waste_table(found, Shape(namespace="web")) == "Namespace web has no holder or user of a GPU."
+    assert waste_table(found, Shape(namespace="web")) == "Namespace web has no holder or user of a GPU.\n"
 
 
 def test_a_new_pod_is_not_judged() -> None:

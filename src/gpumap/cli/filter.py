@@ -12,14 +12,13 @@ from typing import Protocol, TypeVar
 
 from msgspec import structs
 
+from gpumap.cli.parser import WORD_FIELDS
 from gpumap.cli.rows import NodeMaps, finding_key, work_name
 from gpumap.model.devices import NO_CONTAINER, OfContainer, container_of, device_name
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Gpu, Node, Process
 from gpumap.model.terms import Owner
 
-FIELDS = ("gpu", "uuid", "model", "xid", "ns", "pod", "container", "owner", "finding")
-"""What comes before the colon. `gpu`, `xid` and `finding` test the whole value, the others a part of it."""
 _UUID_LENGTH = 8
 """A bare word that is so long may be a part of a UUID or of a PCI address."""
 Texts = Mapping[str, str | Collection[str]]
@@ -44,7 +43,7 @@ def parse_words(words: Iterable[str]) -> list[Term]:
     terms = []
     for word in text.split():
         field, _, value = word.partition(":")
-        terms.append((field, value) if field in FIELDS and value else ("", word))
+        terms.append((field, value) if field in WORD_FIELDS and value else ("", word))
     return terms
 
 
@@ -54,8 +53,8 @@ def matches(term: Term, *texts_of_row: Texts) -> bool:
     if field:
         return any(part in texts.get(field, ()) for texts in texts_of_row for part in value.split(","))
     text = "\n".join(str(texts[""]) for texts in texts_of_row)
-    if value.isdecimal():
-        return re.search(rf"\b{value}\b", text) is not None
+    if re.fullmatch("[0-9]+", value):
+        return re.search(rf"\b{value}\b", text, re.ASCII) is not None
     return value in text or (
         len(value) >= _UUID_LENGTH and any(value in texts.get("uuid", "") for texts in texts_of_row)
     )

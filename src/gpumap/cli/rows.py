@@ -152,9 +152,14 @@ def work_name(work: Workload | None) -> str:
     return "" if work is None or work.kind == "other" else f"{work.kind}/{work.name}"
 
 
-def rows(node: Node) -> Iterator[tuple[DeviceRow, list[ContainerRow]]]:
-    """Return each device with its containers by name, then with other use by owner."""
-    for device, row in _devices(node):
+def rows(node: Node, whole_node: Node | None = None) -> Iterator[tuple[DeviceRow, list[ContainerRow]]]:
+    """Return each device with its containers by name, then with other use by owner.
+
+    `node` may be a selection of rows; the rows of devices are those of the whole node.
+    """
+    device_rows = {row.uuid: row for _, row in _devices(whole_node or node)}
+    for device in node.devices:
+        row = device_rows[device.uuid]
         containers = (_container(row, container) for container in device.containers)
         yield row, [*containers, *(_other(row, use) for use in device.others)]
 

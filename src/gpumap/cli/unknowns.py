@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import structs
 
-from gpumap.cli.filter import FIELDS
-from gpumap.cli.parser import did_you_mean
+from gpumap.cli.parser import WORD_FIELDS, did_you_mean
 from gpumap.cli.rows import NodeMaps
 from gpumap.model.check import fault_of_gpu, gpu_name
 from gpumap.model.devices import has_kubelet, sources_up
@@ -63,13 +62,16 @@ def troubles(maps: NodeMaps, selected_maps: NodeMaps) -> Iterator[str]:
 
     Of GPUs and devices only those that are selected.
     """
-    nodes = tuple(map(_add_faults, maps.maps, selected_maps.maps))
-    yield from few(sentences_of_each(maps._replace(maps=nodes), _troubles), maps.fleet)
+    yield from few(sentences_of_each(add_faults(maps, selected_maps), _troubles), maps.fleet)
     yield from few(maps.missing, maps.fleet)
 
 
+def add_faults(maps: NodeMaps, selected_maps: NodeMaps) -> NodeMaps:
+    """Return the selected parts of nodes with all findings of their GPUs."""
+    return maps._replace(maps=tuple(map(_add_faults, maps.maps, selected_maps.maps)))
+
+
 def _add_faults(node: Node, selected_node: Node) -> Node:
-    """Return the selected part of a node with all findings of its GPUs."""
     if node is selected_node:
         return node
     gpus = {device.gpu_uuid for device in selected_node.devices}
@@ -137,5 +139,5 @@ def nothing_matches(maps: NodeMaps, words: Sequence[str]) -> str:
         for name in container.name
     }
     hints = (did_you_mean(word.rpartition(":")[2], names) for word in words)
-    hint = next(filter(None, hints), f". Try {' '.join(f'{field}:' for field in FIELDS)}")
+    hint = next(filter(None, hints), f". Try {' '.join(f'{field}:' for field in WORD_FIELDS)}")
     return printable(f"Nothing matches {' '.join(words)}{hint}")

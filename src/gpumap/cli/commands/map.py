@@ -38,8 +38,8 @@ from gpumap.model.terms import ContainerName
 if TYPE_CHECKING:
     from gpumap.cli.commands import Commands
 
-COLUMNS_MAX = 120
-"""Cells of a line. -o wide shortens nothing."""
+COLUMNS_MAX, _UUID_COLUMNS = 120, 100
+"""Cells of a line: -o wide shortens nothing. On a terminal narrower than the second, devices have no UUID."""
 ORDERS = ("namespace", "memory", "sm", "peak", "granted", "gpus", "processes")
 """The keys of --sort-by. The first one is the default."""
 _EXAMPLES = {
@@ -154,6 +154,7 @@ def owner_colour(row: MapRow) -> str:
     return _COLOURS.get(shown_owner(row), "") if isinstance(row, ContainerRow) else ""
 
 
+_DEVICE_WITHOUT_UUID = _column("DEVICE", lambda device: _describe(device, ""), spans=True)
 COLUMNS: tuple[Column[MapRow], ...] = (
     _column("DEVICE", lambda device: _describe(device, device.short_uuid), spans=True),
     _name_column("NAMESPACE", lambda name: name.namespace),
@@ -217,9 +218,12 @@ def map_table(maps: NodeMaps, shape: Shape) -> str:
         cells = min(shape.screen.columns or COLUMNS_MAX, COLUMNS_MAX)
         shape = replace(shape, screen=replace(shape.screen, columns=cells))
     selected_maps = select_rows(maps, shape.namespace, shape.words)
-    table_rows = [row for node_map in selected_maps.maps for row in _rows(node_map, shape)]
+    nodes = zip(selected_maps.maps, maps.maps, strict=True)
+    table_rows = [row for selected_node, node in nodes for row in _rows(selected_node, node, shape)]
     containers = (row.container for row in table_rows if isinstance(row, ContainerRow) and row.listed)
     columns = make_container_droppable(COLUMNS, containers)
+    if shape.wide or (shape.screen.columns or 0) < _UUID_COLUMNS:
+        columns = (_DEVICE_WITHOUT_UUID, *columns[1:])
     if not any(map(has_kubelet, maps.maps)):
         columns = tuple(column for column in columns if column.title not in _ASSIGNED)
     unmatched = [UnmatchedRow(node.name, entry) for node in selected_maps.maps for entry in node.unmatched]
@@ -263,9 +267,9 @@ def map_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
     )
 
 
-def _rows(node_map: Node, shape: Shape) -> Iterator[MapRow]:
+def _rows(selected_node: Node, node: Node, shape: Shape) -> Iterator[MapRow]:
     order = SORT_KEYS[shape.order or ORDERS[0]]
-    for device, container_rows in rows(node_map):
+    for device, container_rows in rows(selected_node, node):
         yield device
         yield from sort_rows((row for row in container_rows if row.listed), order, reverse=shape.reverse)
         yield from (row for row in container_rows if not row.listed and (shape.wide or not row.is_small_remainder))

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from gpumap.cli.commands.map import shown_owner
 from gpumap.cli.commands.top import COLUMNS, PROCESS_COLUMNS, SORT_KEYS
 from gpumap.cli.commands.waste import finding_colour, shown_finding, sum_texts
-from gpumap.cli.filter import FIELDS, select_rows
+from gpumap.cli.filter import select_rows
+from gpumap.cli.parser import WORD_FIELDS
 from gpumap.cli.rows import ContainerRow, GpuRow, NodeMaps, gpu_rows, process_rows, rows_with_findings
 from gpumap.cli.screen import View, collected_long_ago, lines_above, notices_of, screen_of_stdout
 from gpumap.cli.table import (
@@ -217,7 +218,7 @@ def _filled(
 
 def _nothing(live: Live) -> str:
     if live.query:
-        return f"Nothing matches. Try {' '.join(f'{field}:' for field in FIELDS)}"
+        return f"Nothing matches. Try {' '.join(f'{field}:' for field in WORD_FIELDS)}"
     return "No process is known here." if live.processes else "No known use."
 
 

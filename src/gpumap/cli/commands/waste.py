@@ -28,7 +28,7 @@ from gpumap.cli.table import (
     sort_rows,
     table,
 )
-from gpumap.cli.unknowns import all_known, few, gpus_to_repair, no_rows, sentences_of_each
+from gpumap.cli.unknowns import add_faults, all_known, few, gpus_to_repair, no_rows, sentences_of_each
 from gpumap.model.devices import device_name, has_kubelet
 from gpumap.model.errors import UsageError
 from gpumap.model.findings import judged_holders, judged_kinds, sums, waste_rank, worst_first
@@ -178,7 +178,8 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the findings, what could not be judged, and a last line of sums."""
     finding_rows = _rows(maps, shape)
     doubts = _add_source(few(_unjudged(maps), maps.fleet), shape)
-    repairs = _add_source(sentences_of_each(maps, gpus_to_repair), shape)
+    selected_maps = select_rows(maps, shape.namespace, shape.words)
+    repairs = _add_source(sentences_of_each(add_faults(maps, selected_maps), gpus_to_repair), shape)
     groups = _groups(maps, shape.sums_by, shape) if shape.sums_by else []
     rows_max = _SHOWN_MAX if maps.fleet and not shape.wide else len(groups or finding_rows)
     unseen = max(len(groups or finding_rows) - rows_max, 0)
@@ -188,12 +189,12 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     elif finding_rows:
         columns_of_rows = make_container_droppable(COLUMNS, (row.finding.name for row in finding_rows[:rows_max]))
         block = table(add_node_column(columns_of_rows, fleet=maps.fleet), finding_rows[:rows_max], shape)
-    elif not maps.fleet and not any(node.devices for node in select_rows(maps, shape.namespace, shape.words).maps):
+    elif not maps.fleet and not any(node.devices for node in selected_maps.maps):
         block = no_rows(maps, shape.namespace, shape.words)
         if shape.namespace or shape.words:
-            return notes([block, *(() if all_known(maps) else doubts), *maps.missing], shape.screen)
+            return notes([block, *(() if all_known(maps) else doubts), *maps.missing], shape.screen) + "\n"
     elif not any(map(has_kubelet, maps.maps)):
-        return notes([*doubts, *repairs, *maps.missing], shape.screen)
+        return notes([*doubts, *repairs, *maps.missing], shape.screen) + "\n"
     elif any(judged_kinds(node) & {*_KINDS} for node in maps.maps):
         is_whole = not maps.missing and all(judged_kinds(node) >= {*_KINDS} for node in maps.maps)
         block = "No waste found." if is_whole else "No waste found in the known data."
@@ -202,7 +203,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     total = sum_texts([row.finding for row in finding_rows])
     noun = f"more {shape.sums_by if groups else 'finding'}"
     hints = [f"{counted(unseen, noun)}: -o wide shows all."] if unseen else []
-    hints += [] if groups else sentences_of_each(select_rows(maps, shape.namespace, shape.words), _sharing)
+    hints += [] if groups else sentences_of_each(selected_maps, _sharing)
     return join_blocks(
         [
             block,
