@@ -45,7 +45,9 @@ def doctor(found: NodeMaps, shape: Shape) -> str:
 
 
 def live(found: NodeMaps, shape: Shape) -> str:
-    return "\n".join(frame(found, Live(), shape, (), 24).lines)
+    """The rows: the lines of the GPUs name their holders too."""
+    lines = frame(found, Live(), shape, (), 24).lines
+    return "\n".join(lines[next(place for place, line in enumerate(lines) if "  FINDING " in line) :])
 
 
 def fits_the_terminal(found: NodeMaps) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -31,12 +32,11 @@ from gpumap.cli.table import (
     sort_rows,
     table,
 )
-from gpumap.cli.terminal import cells, repainted, shortened, wrapped
+from gpumap.cli.terminal import Screen, cells, cropped, repainted, shortened, wrapped
 from gpumap.cli.watch import KEY_NAMES, PASTE_BEGIN, PASTE_END, scrolled
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import judged_kinds, worst_first
 from gpumap.model.formatting import UNKNOWN, age, counted, gpus, one_line, percent, printable, size
-from gpumap.model.grouping import grouped
 from gpumap.model.terms import FINDINGS, GPU_FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
@@ -60,10 +60,10 @@ _QUERY_MAX = 256
 """In characters. Each row is compared with each word of the filter."""
 _NOTICES_PART = 6
 """The part of a window that notices may take."""
-_GPUS_FROM_LINES, _GPU_LINE_CELLS = 8, 60
-"""The least height of a window with GPUs, and the least width of one with a line for each GPU."""
-_REMEMBERED, _IN_STRIP = 60, 8
-"""Utilizations of a GPU that are kept, and those that one of several GPUs in a line shows."""
+_GPUS_FROM_LINES, _GPU_CELLS = 8, 8
+"""The least height of a window with GPUs, and the least width of one of several GPUs in a line."""
+_REMEMBERED, _CURVE_MIN = 60, 8
+"""Utilizations of a GPU that are kept, and those that a narrow window shows."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 RowKey = tuple[object, ...]
 
@@ -257,70 +257,43 @@ def _sum_lines(maps: NodeMaps, shape: Shape, lines_max: int) -> list[str]:
     ]
     if not findings and not judged:
         return []
-    known = sum_texts(findings) or ["no findings"]
+    known, columns = sum_texts(findings) or ["no findings"], shape.screen.columns or 80
     unknown = [kind.replace("_", " ") for kind in FINDINGS if kind not in judged]
-    lines = _first_lines(known if unknown else [*known, "all judged"], shape, lines_max)
-    if unknown and lines_max > 1:
-        lines += _first_lines([f"not all judged: {unknown[0]}", *unknown[1:]], shape, 1)
-    return [shape.screen.paint(line, "bold") for line in lines]
-
-
-def _first_lines(parts: Sequence[str], shape: Shape, lines_max: int) -> list[str]:
-    columns = shape.screen.columns or 80
-    lines = list(_lines_of(parts, ", ", columns))
+    lines = list(_lines_of(known if unknown else [*known, "all judged"], ", ", columns))
     if len(lines) > lines_max:
         lines[lines_max - 1 :] = [f"{lines[lines_max - 1]}, …"]
-    return [shortened(line, columns) for line in lines]
-
-
-_STRIP_CELLS = {"GPU": 4, "HISTORY": 9, "UTIL": 5, "MEM": 5, "FREE": 8}
-_STRIPS: tuple[tuple[str, ...], ...] = (
-    ("GPU", "HISTORY", "UTIL", "MEM", "FREE"),
-    ("GPU", "UTIL", "MEM", "FREE"),
-    ("GPU", "UTIL", "FREE"),
-    ("GPU", "UTIL"),
-)
-"""What several GPUs in a line show: the first that has room for all."""
+    if unknown and lines_max > 1:
+        lines.append(f"not all judged: {', '.join(unknown)}")
+    return [shape.screen.paint(cropped(line, columns), "bold") for line in lines]
 
 
 def _gpu_lines(maps: NodeMaps, live: Live, shape: Shape, height: int) -> list[str]:
-    """Return the GPUs of a single node: a line for each if they take a third of the window, else several in a line.
+    """Return the GPUs of a single node in a third of the window: as many in a line as necessary.
 
     If there is no room for all, those that are broken and the busiest are shown. A fleet has too many.
     """
     gpus = [] if maps.fleet or height < _GPUS_FROM_LINES else gpu_rows(maps.maps[0])
-    lines_max, columns = height // 3, shape.screen.columns or 80
     if not gpus:
         return []
-    if len(gpus) <= lines_max and columns >= _GPU_LINE_CELLS:
-        visible = _visible_columns(_gpu_columns(gpus, live, columns), columns)
-        shape = replace(shape, wide=False, headers=True, order="", squeezes=GAPS_FIRST)
-        return table(visible, gpus, shape, lambda gpu: "red" if gpu.broken else "").splitlines()
-    for titles in _STRIPS:
-        in_line = max((columns + 2) // (sum(_STRIP_CELLS[title] for title in titles) + 2), 1)
-        if len(gpus) <= in_line * lines_max:
-            break
+    columns, lines_max = shape.screen.columns or 80, height // 3
+    in_line = max(min(-(-len(gpus) // lines_max), (columns + 2) // (_GPU_CELLS + 2)), 1)
+    width = (columns + 2) // in_line - 2
     hidden = len(gpus) - in_line * lines_max
     if hidden > 0:
         worst = sorted(gpus, key=lambda gpu: (not gpu.broken, -(gpu.utilization_ratio or 0.0)))
         gpus = [gpu for gpu in gpus if gpu in worst[: in_line * lines_max - 1]]
-    cells = [shape.screen.paint(_strip_cell(gpu, live, titles), "red" if gpu.broken else "") for gpu in gpus]
-    cells += [f"and {hidden + 1} more"] if hidden > 0 else []
-    lines = ["  ".join(cells[first : first + in_line]) for first in range(0, len(cells), in_line)]
-    head = "".join(title.ljust(4) if title == "GPU" else title.rjust(_STRIP_CELLS[title]) for title in titles)
-    return ["  ".join([head] * min(in_line, len(cells))), *lines]
+    visible = _visible_columns(_gpu_columns(gpus, live, width), width)
+    titles, *lines = (line + " " * (width - cells(line)) for line in _fixed_table(visible, gpus, shape, width))
+    colours = ("red" if gpu.broken else "" for gpu in gpus)
+    texts = [*map(shape.screen.paint, lines, colours), *([f"and {hidden + 1} more"] if hidden > 0 else [])]
+    rows = [texts[first : first + in_line] for first in range(0, len(texts), in_line)]
+    return ["  ".join(row) for row in ([titles] * len(rows[0]), *rows)]
 
 
-def _strip_cell(gpu: GpuRow, live: Live, titles: Sequence[str]) -> str:
-    memory_ratio = gpu.used_bytes / gpu.total_bytes if gpu.total_bytes and gpu.used_bytes is not None else None
-    texts = {
-        "GPU": (gpu.name + ("!" if gpu.broken else "")).ljust(_STRIP_CELLS["GPU"]),
-        "HISTORY": _curve(gpu, live, _IN_STRIP),
-        "UTIL": percent(gpu.utilization_ratio),
-        "MEM": percent(memory_ratio),
-        "FREE": size(gpu.free_bytes),
-    }
-    return "".join(texts[title].rjust(_STRIP_CELLS[title]) for title in titles)
+def _fixed_table(columns: Sequence[Column[R]], rows: Sequence[R], shape: Shape, width: int) -> list[str]:
+    """Return the titles and lines of a table with all of the columns, in which gaps give way before names."""
+    shape = replace(shape, wide=False, headers=True, order="", squeezes=GAPS_FIRST, screen=Screen(width))
+    return table(columns, rows, shape).splitlines()
 
 
 def _curve(gpu: GpuRow, live: Live, width: int) -> str:
@@ -333,7 +306,7 @@ def _gpu_columns(gpus: Sequence[GpuRow], live: Live, columns: int) -> list[Colum
     model: Column[GpuRow] = name("MODEL", lambda gpu: gpu.model)
     return [
         Column("GPU", lambda gpu: gpu.name + ("!" if gpu.broken else "")),
-        Column("HISTORY", lambda gpu: _curve(gpu, live, max(_IN_STRIP, columns // 5 - 12))),
+        Column("HISTORY", lambda gpu: _curve(gpu, live, max(_CURVE_MIN, columns // 5 - 12))),
         amount("UTIL", percent, lambda gpu: gpu.utilization_ratio),
         amount("MEMORY", size, lambda gpu: gpu.used_bytes),
         Column("TEMP", lambda gpu: UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}°C"),
@@ -370,29 +343,26 @@ def _sort_rows(rows: list[ContainerRow], live: Live) -> list[ContainerRow]:
 _BY_WASTE: SortKey[ContainerRow] = SortKey(
     lambda row: row.finding.memory_bytes if row.finding else None, largest_first=True
 )
-_FINDING: tuple[Column[ContainerRow], ...] = (
-    Column("FINDING", lambda row: shown_finding(row.finding) if row.finding else "", name=True),
-    Column("FOR", lambda row: row.finding_age),
-    Column("DEVICE", lambda row: row.device.name.partition(" ")[0]),
-)
 _OF_TOP = {column.title: column for column in (*COLUMNS, *PROCESS_COLUMNS)}
 
 
-def _top_column(title: str) -> Column[ContainerRow]:
-    """Return a column of the table of `top`."""
-    return _OF_TOP[title]._replace(wide=False, drop_rank=0, shortened_last=False)
+def _top_columns(*titles: str) -> Iterator[Column[ContainerRow]]:
+    """Return columns of the table of `top`."""
+    return (_OF_TOP[title]._replace(wide=False, drop_rank=0, shortened_last=False) for title in titles)
 
 
-_PROCESS: tuple[Column[ContainerRow], ...] = (_top_column("PID"), _top_column("PROCESS"))
-_USE: tuple[Column[ContainerRow], ...] = (
-    *map(_top_column, ("NAMESPACE", "POD", "CONTAINER")),
+_COLUMNS: tuple[Column[ContainerRow], ...] = (
+    Column("FINDING", lambda row: shown_finding(row.finding) if row.finding else "", name=True),
+    Column("FOR", lambda row: row.finding_age),
+    Column("DEVICE", lambda row: row.device.name.partition(" ")[0]),
+    *_top_columns("PID", "PROCESS", "NAMESPACE", "POD", "CONTAINER"),
     Column("WASTE", lambda row: size(row.finding.memory_bytes) if row.finding else ""),
-    *map(_top_column, ("MEMORY", "GRANTED", "PEAK", "SM", "PROCESSES")),
+    *_top_columns("MEMORY", "GRANTED", "PEAK", "SM", "PROCESSES"),
     Column("OWNER", lambda row: shown_owner(row) if row.listed or row.processes else ""),
     Column("WHY", lambda row: row.finding.why if row.finding else "", name=True),
 )
-_OF_CONTAINERS = frozenset({"WASTE", "GRANTED", "PEAK", "PROCESSES"})
-"""Titles of columns that are not about a single process."""
+_OF_PROCESSES, _OF_CONTAINERS = ("PID", "PROCESS"), ("WASTE", "GRANTED", "PEAK", "PROCESSES")
+"""Titles of columns that only one of the two views has."""
 _CELLS = {
     **{"GPU": 3, "HISTORY": 8, "UTIL": 4, "MEMORY": 7, "MODEL": 16, "TEMP": 4, "POWER": 5, "FREE": 7, "FOR WHOM": 35},
     **{
@@ -410,9 +380,9 @@ _CELLS = {
 }
 """Cells that a column needs, by title. Other columns have names, and need a fifth of the window, at most 15."""
 _FIRST_TO_GO = (
-    *("HISTORY", "MODEL", "POWER", "TEMP"),
+    *("HISTORY", "POWER", "TEMP", "MODEL", "FOR WHOM"),
     *("WHY", "OWNER", "PROCESSES", "PEAK", "GRANTED", "CONTAINER", "FOR", "NAMESPACE", "WASTE"),
-    *("NODE", "PROCESS", "DEVICE", "SM", "FINDING", "MEMORY", "PID"),
+    *("NODE", "PROCESS", "DEVICE", "SM", "FINDING", "MEMORY", "PID", "FREE"),
 )
 """Titles of columns that a narrow window has no room for, in this order."""
 
@@ -435,20 +405,14 @@ def _row_lines(
     rows: Sequence[ContainerRow], all_rows: Sequence[ContainerRow], live: Live, shape: Shape, *, fleet: bool
 ) -> tuple[str, list[str]]:
     """Return the line of titles and those of the rows. The titles are those of all rows, whatever the filter."""
-    columns = (*_FINDING, *_PROCESS, *_USE) if live.processes else (*_FINDING, *_USE)
-    columns = tuple(
-        column
-        for column in columns
-        if not live.processes or column.title not in _OF_CONTAINERS or column.key == live.order
-    )
     screen = shape.screen
     width = max((screen.columns or 80) - 2, 1)  # beside the cursor
+    hidden = _OF_CONTAINERS if live.processes else _OF_PROCESSES
+    columns = [column for column in _COLUMNS if column.title not in hidden or column.key == live.order]
     visible = _visible_columns(add_node_column(columns, fleet=fleet), width, live.order)
     if not any(column.title == "CONTAINER" for column in visible):
         visible = _name_containers(visible, all_rows)
-    plain = replace(shape, wide=False, headers=True, order="", squeezes=GAPS_FIRST)
-    plain = replace(plain, screen=replace(screen, columns=width, colours=False))
-    titles, *lines = table(visible, rows or all_rows, plain).splitlines()
+    titles, *lines = _fixed_table(visible, rows or all_rows, shape, width)
     # A GPU's fault takes the place of the columns of containers.
     starts = [titles.index(title) for title in ("PID", "NAMESPACE", "POD") if f" {title}" in titles]
     fault_start = min(starts, default=0)
@@ -466,11 +430,12 @@ def _name_containers(
     columns: Sequence[Column[ContainerRow]], rows: Iterable[ContainerRow]
 ) -> list[Column[ContainerRow]]:
     """Return the columns. POD has the container's name too if a pod has two of them."""
-    names = grouped((row.container.pod_name, row.container.container) for row in rows if row.pod)
-    shared = {pod_name for pod_name, containers in names.items() if len({*containers}) > 1}
+    names = {row.container for row in rows if row.container.container}
+    counts = Counter(name.pod_name for name in names)
 
     def read(row: ContainerRow) -> str:
-        return (f"{row.pod}/{row.container.container}" if row.container.pod_name in shared else row.pod) or UNKNOWN
+        container = row.container.container if counts[row.container.pod_name] > 1 else ""
+        return "/".join(filter(None, (row.pod, container))) or UNKNOWN
 
     return [column._replace(read=read) if column.title == "POD" else column for column in columns]
 

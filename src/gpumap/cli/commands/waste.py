@@ -348,27 +348,14 @@ def _sums(rows: Iterable[FindingRow], judged: Container[str]) -> dict[str, float
     return {key: value for key, value in sums([row.finding for row in rows], judged).items() if key != "faults"}
 
 
-_SUMMED: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
-    ("fault", "faults", number),
-    ("not offered", "not_offered_gpus", gpus),
-    ("squatter", "squatter_bytes", size),
-    ("leftover", "leftover_bytes", size),
-    ("unexplained", "unexplained_bytes", size),
-    ("unexplained", "unexplained_gpus", gpus),
-    ("over", "over_bytes", size),
-    ("stalled", "stalled_gpus", gpus),
-    ("idle", "idle_gpus", gpus),
-    ("maybe idle", "maybe_idle_gpus", gpus),
-    ("unused", "unused_bytes", size),
-    ("unmatched", "unmatched", number),
-)
-"""Words of findings, worst first, with their sums."""
-
-
 def sum_texts(findings: Sequence[Finding]) -> list[str]:
-    """Return the sums of findings as `squatter 9.0GiB`. Leaves out what is 0 or not known."""
-    total = sums(findings, ())
-    texts = grouped((word, text(total[key])) for word, key, text in _SUMMED if total[key])
+    """Return the sums of findings as `squatter 9.0GiB`, worst first. Leaves out what is 0 or not known."""
+    texts: dict[str, list[str]] = {}
+    for key, total in sums(findings, ()).items():
+        kind, _, unit = key.rpartition("_")
+        text = {"bytes": size, "gpus": gpus}.get(unit, number)(total)
+        if total and key != "idle_holders":
+            texts.setdefault((kind or unit.removesuffix("s")).replace("_", " "), []).append(text)
     if shareless := sum(finding.finding == "idle" and finding.gpus is None for finding in findings):
         texts.setdefault("idle", []).append(f"{counted(shareless, 'holder')} of unknown share")
     return [f"{word} {' and '.join(amounts)}" for word, amounts in texts.items()]
