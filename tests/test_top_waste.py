@@ -99,7 +99,7 @@ def test_top_has_a_row_for_each_container_and_device() -> None:
     rows = table(published(busy().collect()))
     assert rows[0][:4] == ["NAMESPACE", "POD", "CONTAINER", "DEVICE"]
     assert rows[1] == ["ml", "work", "main", "0", "40.0GiB", "50%", "40.0GiB", "75%", "2", "assigned"]
-    assert rows[2] == ["ml", "squat", "main", "0", "9.0GiB", "11%", "9.0GiB", "0%", "1", "UNASSIGNED"]
+    assert rows[2] == ["ml", "squat", "main", "0", "9.0GiB", "11%", "9.0GiB", "0%", "1", "unassigned"]
     assert rows[3] == ["-", "-", "-", "1", "2.0GiB", "2%", "-", "0%", "1", "host"]
     assert rows[4][:5] == ["ml", "idle", "main", "1", "0"]
     assert [row[9] for row in rows[4:]] == ["assigned"], "the small remainders have no rows"

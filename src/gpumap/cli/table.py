@@ -5,6 +5,7 @@ Lines are aligned as kubectl aligns them. On a narrow terminal long names are sh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -195,7 +196,7 @@ def table(
     text_columns = _drop_columns(
         [_read(column, rows, shape) for column in columns if shape.wide or not column.wide], shape
     )
-    widths = _widths(text_columns, shape)
+    widths = _stretched(text_columns, _widths(text_columns, shape), shape)
     below: list[list[str]] = []
     if text_columns[-1].column.sentence and shape.screen.columns is not None:
         below = [list(wrapped(text, shape.screen.columns - widths.indent)) for text in text_columns[-1].texts]
@@ -357,6 +358,21 @@ def _fitting(
         else:
             break
     return widths, gap
+
+
+def _stretched(text_columns: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> _Widths:
+    """Return the widths with room for the longest text that runs over empty cells."""
+    place = next((place for place, text_column in enumerate(text_columns) if text_column.column.spans), None)
+    if place is None:
+        return widths
+    columns, texts = list(widths.columns), text_columns[place].texts
+    rows = [row for row, text in enumerate(texts) if text]
+    ends = (end for end in range(place + 1, len(columns)) if any(text_columns[end].texts[row] for row in rows))
+    end = next(ends, len(columns))
+    room = sum(columns[place:end]) + widths.gap * (end - place - 1)
+    spare = math.inf if shape.wide else (shape.screen.columns or 0) - sum(columns) - widths.gap * (len(columns) - 1)
+    columns[end - 1] += int(max(min(widest([texts[row] for row in rows]) - room, spare), 0))
+    return widths._replace(columns=columns)
 
 
 def _aligned(text_columns: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> list[str]:

@@ -100,7 +100,7 @@ def no_rows(maps: NodeMaps, namespace: str, words: Sequence[str]) -> str:
     """Return the sentence in the place of a table without a device. For words, it has a name that is like one."""
     if words:
         containers = (container for node in maps.maps for device in node.devices for container in device.containers)
-        names = {name for container in containers for name in container.name}
+        names = sorted({name for container in containers for name in container.name})
         hints = (did_you_mean(word.rpartition(":")[2], names) for word in words)
         hint = next(filter(None, hints), f". Try {' '.join(f'{field}:' for field in WORD_FIELDS)}")
         return printable(f"Nothing matches {' '.join(words)}{hint}")

@@ -132,7 +132,7 @@ def _granted(row: ContainerRow, text: str) -> str:
 def _describe(device: DeviceRow, uuid: str) -> str:
     """Return the line of a device: a text over the columns of names."""
     index, _, profile = device.name.partition(" ")
-    return "  ".join(filter(None, (f"{index:<7}", " ".join(filter(None, (uuid, profile))), device.free)))
+    return "  ".join(filter(None, (f"{index:<6}", " ".join(filter(None, (uuid, profile))), device.free)))
 
 
 def _sensors(device: DeviceRow) -> str:
