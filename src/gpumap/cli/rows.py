@@ -242,9 +242,9 @@ def _gpu(gpu: Gpu, broken: bool, node: Node) -> GpuRow:
 
 def free_for(device: Device) -> str:
     """Return for whom the free memory of a device is: its holders, "free" for any pod, or why it is for none."""
-    pods = _holders([device])
-    if pods:
-        return f"granted to {pods[0]}" if len(pods) == 1 else f"shared by {len(pods)}: {_once(pods)}"
+    holders, pods = _holders([device])
+    if holders:
+        return f"granted to {pods}" if holders == 1 else f"shared by {holders}: {pods}"
     if reason := device.not_free_reason.replace("_", " "):
         user = "" if device.not_free_reason in FINDINGS else "used by "
         return f"{'not held, ' if device.holders == 0 else ''}{user}{reason}"
@@ -259,7 +259,7 @@ def describe_free(device: Device, node: Node) -> str:
     for_whom, ratio = free_for(device), device.free_ratio or 0.0
     if for_whom == "free":
         return memory.replace("free", "free,", 1)
-    holders = len(_holders([device]))
+    holders, _ = _holders([device])
     if not holders:
         return "; ".join(filter(None, (for_whom if for_whom != UNKNOWN or has_kubelet(node) else "", memory)))
     if holders > 1 or not ratio:
@@ -275,21 +275,15 @@ def _free_slots(device: Device, ratio: float) -> str:
 
 def _free_on_mig(devices: Sequence[Device]) -> str:
     free = sum(device.free_ratio == 1 for device in devices)
-    pods = _holders(devices)
-    return f"MIG{f', {free} free' if free else ''}{f': {_once(pods)}' if pods else ''}"
+    _, pods = _holders(devices)
+    return f"MIG{f', {free} free' if free else ''}{pods and f': {pods}'}"
 
 
-def _holders(devices: Iterable[Device]) -> list[str]:
-    """Return the pod of each container that holds one of the devices, the largest user first."""
-    containers = [
-        row for device in devices for row in grantees(device) or [row for row in device.containers if row.holds]
-    ]
-    containers.sort(key=lambda row: -((row.use and row.use.memory_bytes) or 0))
-    return [row.pod for row in containers]
-
-
-def _once(pods: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(pods))
+def _holders(devices: Iterable[Device]) -> tuple[int, str]:
+    """Return how many containers hold one of the devices, and the names of their pods, the largest user first."""
+    rows = [row for device in devices for row in grantees(device) or [row for row in device.containers if row.holds]]
+    rows.sort(key=lambda row: -((row.use and row.use.memory_bytes) or 0))
+    return len(rows), ", ".join(dict.fromkeys(row.pod for row in rows))
 
 
 def _process_bytes(owners: Iterable[OwnerUse]) -> int | None:
