@@ -241,7 +241,7 @@ def _gpu(gpu: Gpu, broken: bool, node: Node) -> GpuRow:
 
 
 def free_for(device: Device) -> str:
-    """Return for whom the free memory of a device is: its holders, "free" for any pod, or why it is for none."""
+    """Return who holds a device, as `granted to trainer`; "free" for any pod, or why no pod can be given it."""
     holders, pods = _holders([device])
     if holders:
         return f"granted to {pods}" if holders == 1 else f"shared by {holders}: {pods}"

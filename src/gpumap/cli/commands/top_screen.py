@@ -55,8 +55,6 @@ p            one row for each process
 /            filter: text, a UUID, or as on the page gpu:5 ns:ml finding:idle
 Esc          close the details, or clear the filter
 ? h          show these keys; any key closes the list"""
-_NODE_CELLS = 20
-"""So much of a node's long name is in the title."""
 _QUERY_MAX = 256
 """In characters. Each row is compared with each word of the filter."""
 _NOTICES_PART = 6
@@ -311,7 +309,7 @@ def _gpu_columns(gpus: Sequence[GpuRow], live: Live, columns: int) -> list[Colum
         Column("POWER", lambda gpu: UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}W"),
         *([model] if len({gpu.model for gpu in gpus}) > 1 else []),
         amount("FREE", size, lambda gpu: gpu.free_bytes),
-        name("FOR WHOM", lambda gpu: gpu.free_for),
+        name("HELD BY", lambda gpu: gpu.free_for),
     ]
 
 
@@ -363,13 +361,13 @@ _COLUMNS: tuple[Column[ContainerRow], ...] = (
 _OF_PROCESSES, _OF_CONTAINERS = ("PID", "PROCESS"), ("WASTE", "GRANTED", "PEAK", "PROCESSES")
 """Titles of columns that only one of the two views has."""
 _CELLS = {
-    **{"GPU": 3, "HISTORY": 8, "UTIL": 4, "MEMORY": 7, "MODEL": 16, "TEMP": 4, "POWER": 5, "FREE": 7, "FOR WHOM": 35},
+    **{"GPU": 3, "HISTORY": 8, "UTIL": 4, "MEMORY": 7, "MODEL": 16, "TEMP": 4, "POWER": 5, "FREE": 7, "HELD BY": 35},
     **{"FINDING": 9, "FOR": 5, "DEVICE": 6, "PID": 7, "PROCESS": 10, "NAMESPACE": 9, "CONTAINER": 9, "WASTE": 7},
     **{"GRANTED": 7, "PEAK": 7, "SM": 4, "PROCESSES": 9, "OWNER": 10, "WHY": 24},
 }
 """Cells that a column needs, by title. Other columns have names, and need a fifth of the window, at most 15."""
 _FIRST_TO_GO = (
-    *("HISTORY", "POWER", "TEMP", "MODEL", "FOR WHOM"),
+    *("HISTORY", "POWER", "TEMP", "MODEL", "HELD BY"),
     *("WHY", "OWNER", "PROCESSES", "PEAK", "GRANTED", "CONTAINER", "FOR", "NAMESPACE", "WASTE"),
     *("NODE", "PROCESS", "DEVICE", "SM", "FINDING", "MEMORY", "PID", "FREE"),
 )
@@ -524,7 +522,7 @@ class TopWindow:
         parts = [*map(printable, (*parts, f"every {self._view.interval_seconds:g}s", self._view.head))]
         text = ""
         for part in parts:
-            if cells(text) + cells(part) + 2 + min(cells(node), _NODE_CELLS) <= columns:
+            if cells(text) + cells(part) + 2 + min(cells(node), 20) <= columns:
                 text += f"  {part}"
         return shortened(printable(node), columns - cells(text)) + text
 
