@@ -51,6 +51,7 @@ CASES: dict[str, set[str]] = {
     "424": set(),
     "3": {TRAINER, SIDECAR},
     "2": {HELD_LOST},
+    "0": {TRAINER, SIDECAR, SQUATTER, DOCKER},
     "gpu-burn": {HELD_LOST},
     CARD.lower(): {TRAINER, SIDECAR, SQUATTER, DOCKER},
     "nobody": set(),

@@ -20,7 +20,8 @@ from gpumap.cli.commands.doctor import doctor_table
 from gpumap.cli.commands.top import top_names
 from gpumap.cli.commands.top_screen import Live, frame, pressed
 from gpumap.cli.commands.waste import waste_names
-from gpumap.cli.rows import NodeMaps, maps_of_namespace
+from gpumap.cli.filter import select_rows
+from gpumap.cli.rows import NodeMaps
 from gpumap.cli.screen import View, text_of
 from gpumap.cli.table import Shape
 from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls
@@ -778,7 +779,7 @@ def test_the_map_has_the_findings() -> None:
 
 
 def in_one(found: Node, namespace: str) -> Node:
-    (one,) = maps_of_namespace(NodeMaps((found,)), namespace).maps
+    (one,) = select_rows(NodeMaps((found,)), namespace, ()).maps
     return one
 
 

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -17,171 +17,157 @@ from gpumap.cli.rows import NodeMaps, finding_key, work_name
 from gpumap.model.devices import NO_CONTAINER, OfContainer, container_of, device_name
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Gpu, Node, Process
-from gpumap.model.terms import Owner
+from gpumap.model.readings import Uuid
+from gpumap.model.terms import GPU_FINDINGS
 
+_WHOLE_FIELDS = ("gpu", "xid", "finding")
+"""Fields that test the whole value, not a part of it."""
 _UUID_LENGTH = 8
 """A bare word that is so long may be a part of a UUID or of a PCI address."""
-Texts = Mapping[str, str | Collection[str]]
-"""By field a text that may contain the value, or several whole values; under "" the text for bare words."""
-Term = tuple[str, str]
-"""Field and value of a word. The field of a bare one is empty."""
+Pairs = Sequence[tuple[str, str]]
+"""Fields and values. The field of a bare word, and of a text that only bare words test, is empty."""
+Entry = TypeVar("Entry", bound=OfContainer)
+_UNMATCHED = [("finding", "unmatched")]
 
 
-class OfOwner(OfContainer, Protocol):
-    """What has an owner: a container on a device, other use, a process."""
-
-    @property
-    def owner(self) -> Owner: ...
-
-
-Entry = TypeVar("Entry", bound=OfOwner)
-
-
-def parse_words(words: Iterable[str]) -> list[Term]:
+def parse_words(words: Iterable[str]) -> Pairs:
     """Return the terms of a filter. `GPU 3` is `gpu:3`, as people write it."""
     text = re.sub(r"\b(gpu|xid) (\d+)\b", r"\1:\2", " ".join(words).lower(), flags=re.ASCII)
-    terms = []
-    for word in text.split():
-        field, _, value = word.partition(":")
-        terms.append((field, value) if field in WORD_FIELDS and value else ("", word))
-    return terms
+    parts = ((word, *word.partition(":")) for word in text.split())
+    return [(field, value) if field in WORD_FIELDS and value else ("", word) for word, field, _, value in parts]
 
 
-def matches(term: Term, *texts_of_row: Texts) -> bool:
-    """Return whether one of the texts has the term. A bare number is not a part of a longer number or name."""
-    field, value = term
+def matches(term: tuple[str, str], pairs: Pairs) -> bool:
+    """Return whether one of the values has the term. A bare number is not a part of a longer number or name."""
+    field, word = term
     if field:
-        return any(part in texts.get(field, ()) for texts in texts_of_row for part in value.split(","))
-    text = "\n".join(str(texts[""]) for texts in texts_of_row)
-    if re.fullmatch("[0-9]+", value):
-        return re.search(rf"\b{value}\b", text, re.ASCII) is not None
-    return value in text or (
-        len(value) >= _UUID_LENGTH and any(value in texts.get("uuid", "") for texts in texts_of_row)
-    )
+        values = [value.lower() for name, value in pairs if name.rstrip("/") == field]
+        parts = word.split(",")
+        return any(part in (values if field in _WHOLE_FIELDS else "\n".join(values)) for part in parts)
+    hidden = ("gpu/", "uuid") if len(word) < _UUID_LENGTH else ("gpu/",)
+    text = "\n".join(value for name, value in pairs if name not in hidden).lower()
+    return bool(re.search(rf"\b{word}\b", text, re.ASCII)) if re.fullmatch("[0-9]+", word) else word in text
 
 
 def select_rows(maps: NodeMaps, namespace: str, words: Sequence[str]) -> NodeMaps:
     """Return what is of the namespace and matches the words: devices with their rows, findings, slots.
 
-    A device without such a row remains if the words describe the device itself.
+    A device without such a row remains if the words describe the device itself. Faults of the GPU of a device remain
+    with it. Of a fleet, bare words also test the names of nodes.
     """
     terms = parse_words(words)
     if not terms and not namespace:
         return maps
     return maps._replace(
-        maps=tuple(_Selection(node, terms, namespace, fleet=maps.fleet).select() for node in maps.maps)
+        maps=tuple(_Selection(node, terms, namespace, node.name if maps.fleet else "").select() for node in maps.maps)
     )
 
 
 class _Selection:
-    """What matches on a node. Of a fleet, bare words also test the name of the node."""
+    """What matches on a node."""
 
-    def __init__(self, node: Node, terms: Sequence[Term], namespace: str, *, fleet: bool) -> None:
-        self._node, self._terms, self._namespace = node, terms, namespace
-        self._no_device: Texts = {"": node.name.lower() if fleet else ""}
+    def __init__(self, node: Node, terms: Pairs, namespace: str, node_name: str) -> None:
+        self._node, self._terms, self._namespace, self._node_name = node, terms, namespace, node_name
         self._findings = grouped((finding_key(finding), finding) for finding in node.findings or ())
-        self._users: dict[object, tuple[OfContainer, Sequence[Process]]] = {}
+        self._rows: dict[object, Pairs] = {}
         """By the key of a finding, the row of its container."""
 
     def select(self) -> Node:
         node = self._node
         gpus = {gpu.uuid: gpu for gpu in node.gpus}
-        texts: dict[str | None, Texts] = {gpu.uuid: self._device_texts(gpu, str(gpu.index), None) for gpu in node.gpus}
+        about = {gpu.uuid: self._device_pairs(str(gpu.index), gpu, gpu.uuid) for gpu in node.gpus}
         devices: list[Device] = []
         for device in node.devices:
             gpu = gpus.get(device.gpu_uuid or device.uuid)
-            texts[device.uuid] = self._device_texts(gpu, device_name(device), device)
-            devices += self._select_device(device, texts[device.uuid])
-        findings = tuple(
+            about[device.uuid] = self._device_pairs(device_name(device), gpu, device.uuid)
+            devices += self._select_device(device, about[device.uuid])
+        selected_gpus = {device.gpu_uuid for device in devices}
+        findings = [
             finding
             for finding in node.findings or ()
-            if self._selects(
-                *self._users.get(finding_key(finding), (finding, ())),
-                [finding],
-                texts.get(finding.uuid, self._no_device),
-            )
+            for row_pairs in [self._rows.get(finding_key(finding)) or _row_pairs(finding, ())]
+            if (finding.finding in GPU_FINDINGS and finding.uuid in selected_gpus)
+            or self._has(finding, row_pairs, _finding_pairs([finding]), about.get(finding.uuid or Uuid(""), ()))
+        ]
+        unmatched = [slots for slots in node.unmatched if self._has(slots, _row_pairs(slots, ()), _UNMATCHED)]
+        entries: list[OfContainer] = [*unmatched]
+        for device in devices:
+            entries += [*device.containers, *device.processes]
+        pods = {container_of(entry).pod_name for entry in entries}
+        parts = {field: getattr(node, field) for field in ("pods", "accounts", "container_xids", "device_health")}
+        return structs.replace(
+            node,
+            devices=tuple(devices),
+            unmatched=tuple(unmatched),
+            findings=None if node.findings is None else tuple(findings),
+            finding_sums={},
+            unjudged=(),
+            unjudged_sentences=(),
+            **{
+                field: values and tuple(value for value in values if value.pod_name in pods)
+                for field, values in parts.items()
+            },
         )
-        unmatched = tuple(
-            slots
-            for slots in node.unmatched
-            if self._selects(slots, (), self._findings.get((None, slots.name, False), ()), self._no_device)
-        )
-        return structs.replace(node, devices=tuple(devices), findings=node.findings and findings, unmatched=unmatched)
 
-    def _selects(
-        self, entry: OfContainer, processes: Sequence[Process], findings: Iterable[Finding], device_texts: Texts
-    ) -> bool:
-        if self._namespace not in ("", entry.namespace):
-            return False
-        row_texts = _row_texts(entry, processes, findings) if self._terms else {}
-        return all(matches(term, device_texts, row_texts) for term in self._terms)
+    def _has(self, entry: OfContainer, *pairs: Pairs) -> bool:
+        return self._namespace in ("", entry.namespace) and self._match(*pairs)
 
-    def _select_device(self, device: Device, device_texts: Texts) -> Iterable[Device]:
+    def _match(self, *pairs: Pairs) -> bool:
+        all_pairs = [("", self._node_name), *(pair for part in pairs for pair in part)] if self._terms else []
+        return all(matches(term, all_pairs) for term in self._terms)
+
+    def _select_device(self, device: Device, device_pairs: Pairs) -> list[Device]:
         """Return the device with its rows that match; nothing if neither they nor the device itself match."""
+        if not self._namespace and self._match(device_pairs):
+            return [device]
         processes = {process.pid: process for process in device.processes}
         others = [(use, [processes.pop(pid) for pid in use.pids if pid in processes]) for use in device.others]
         of_containers = grouped((container_of(process), process) for process in processes.values())
 
-        def select(pairs: Iterable[tuple[Entry, Sequence[Process]]]) -> tuple[Entry, ...]:
+        def select(rows: Iterable[tuple[Entry, Sequence[Process]]]) -> tuple[Entry, ...]:
             selected = []
-            for entry, entry_processes in pairs:
-                key = device.uuid, container_of(entry), entry.owner is Owner.GONE
-                self._users.setdefault(key, (entry, entry_processes))
-                if self._selects(entry, entry_processes, self._findings.get(key, ()), device_texts):
+            for entry, row_processes in rows:
+                key = device.uuid, container_of(entry), getattr(entry, "owner", "") == "gone"
+                row_pairs = _row_pairs(entry, row_processes) if self._terms else []
+                self._rows.setdefault(key, row_pairs)
+                if self._has(entry, row_pairs, _finding_pairs(self._findings.get(key, ())), device_pairs):
                     selected.append(entry)
             return tuple(selected)
 
-        device = structs.replace(
+        containers = select((row, of_containers.get(row.name, ())) for row in device.containers)
+        other_uses = select(others)
+        own_processes = select((process, (process,)) for process in device.processes)
+        works = {use.work for use in other_uses}
+        narrowed = structs.replace(
             device,
-            containers=select((row, of_containers.get(row.name, ())) for row in device.containers),
-            others=select(others),
-            processes=select((process, (process,)) for process in device.processes),
+            containers=containers,
+            host=tuple(use for use in device.host if use.work in works),
+            processes=own_processes,
+            others=other_uses,
         )
-        is_described = not self._namespace and all(matches(term, device_texts) for term in self._terms)
-        return [device] if is_described or device.containers or device.others or device.processes else []
+        return [narrowed] if containers or other_uses or own_processes else []
 
-    def _device_texts(self, gpu: Gpu | None, place: str, device: Device | None) -> Texts:
-        """Return the texts of a device, or of a GPU."""
-        uuids = {*([gpu.uuid] if gpu else []), *([device.uuid] if device else [])}
-        findings = [finding for uuid in uuids for finding in self._findings.get((uuid, NO_CONTAINER, False), ())]
-        xids = next((xids for xids in self._node.xids if xids.uuid in uuids), None)
-        meanings = {str(code): xids.meanings.get(code, "") for code in xids.counts} if xids else {}
-        place, _, profile = place.partition(" ")
-        return _lowered(
-            gpu=(place, place.partition("/")[0]),
-            uuid=" ".join((*uuids, gpu.pci_bus_id if gpu else "")),
-            model=f"{gpu.model if gpu else ''} {profile}",
-            xid=tuple(meanings),
-            finding=tuple(finding.finding for finding in findings),
-            words=[
-                *self._no_device.values(),
-                *(f"XID {code}: {meaning}" for code, meaning in meanings.items()),
-                *(finding.why for finding in findings),
-            ],
-        )
+    def _device_pairs(self, name: str, gpu: Gpu | None, uuid: str) -> Pairs:
+        """Return what is tested of a device, or of a GPU."""
+        uuids = {uuid, *([gpu.uuid] if gpu else [])}
+        place, _, profile = name.partition(" ")
+        pairs = [("gpu", place.partition("/")[0]), ("gpu/", place), *(("uuid", text) for text in uuids)]
+        pairs += [("model", profile)] + ([("model", gpu.model), ("uuid", gpu.pci_bus_id)] if gpu else [])
+        for xids in self._node.xids:
+            for code in xids.counts if xids.uuid in uuids else ():
+                pairs += [("xid", str(code)), ("", f"XID {code}: {xids.meanings.get(code)}")]
+        findings = (finding for uuid in uuids for finding in self._findings.get((uuid, NO_CONTAINER, False), ()))
+        return [*pairs, *_finding_pairs(findings)]
 
 
-def _row_texts(entry: OfContainer, processes: Sequence[Process], findings: Iterable[Finding]) -> Texts:
-    """Return the texts of a row: a container, other use, a process, a finding, slots on no device."""
-    work = work_name(getattr(entry, "work", None))
-    return _lowered(
-        ns=entry.namespace or "",
-        pod=entry.pod or work,
-        container=entry.container or "",
-        owner=getattr(entry, "owner", ""),
-        finding=tuple(finding.finding for finding in findings),
-        words=[
-            "/".join(filter(None, container_of(entry))),
-            getattr(entry, "resource", ""),
-            getattr(entry, "reason", ""),
-            *(f"{process.pid} {process.comm}" for process in processes),
-            *(finding.why for finding in findings),
-        ],
-    )
+def _row_pairs(entry: OfContainer, processes: Iterable[Process]) -> Pairs:
+    """Return what is tested of a row: a container, other use, a process, a finding, slots on no device."""
+    name, work = container_of(entry), work_name(getattr(entry, "work", None))
+    texts = ["/".join(filter(None, name)), *(getattr(entry, field, "") for field in ("resource", "reason"))]
+    texts += [f"{process.pid} {process.comm}" for process in processes]
+    pairs = [("ns", name.namespace), ("pod", name.pod or work), ("container", name.container)]
+    return [*pairs, ("owner", getattr(entry, "owner", "")), *(("", text) for text in texts)]
 
 
-def _lowered(*, words: Iterable[object], **fields: str | Collection[str]) -> Texts:
-    """Return texts in small letters. Bare words test all of them but UUIDs."""
-    texts = {field: value.lower() if isinstance(value, str) else value for field, value in fields.items()}
-    parts = [value if isinstance(value, str) else " ".join(value) for field, value in texts.items() if field != "uuid"]
-    return {**texts, "": "\n".join((*parts, *map(str, words))).lower()}
+def _finding_pairs(findings: Iterable[Finding]) -> Pairs:
+    return [pair for finding in findings for pair in (("finding", finding.finding), ("", finding.why))]

@@ -206,13 +206,13 @@ def _unknown(arguments: Sequence[str], unknown: Sequence[str], parser: argparse.
     word, see = unknown[0], f"see {parser.prog} --help"
     program, _, command = parser.prog.rpartition(" ")
     table = "" if command in WORD_COMMANDS else f"{program} map "
+    name, _, value = word.partition("=")
+    known = [option for flag in flags_of(parser) for option in flag.option_strings]
+    field = {"-i": "gpu"}.get(name, name.removeprefix("--"))  # as of nvidia-smi
     if not word.startswith("-"):
         hint = f"; did you mean {table}{word}?" if word.partition(":")[0] in WORD_FIELDS else ""
         return f'unexpected argument "{word}"{hint}; {see}'
-    name, _, value = word.partition("=")
-    known = [option for flag in flags_of(parser) for option in flag.option_strings]
-    field = {"i": "gpu", "device": "gpu", "namespace": "ns"}.get(name.lstrip("-"), name.lstrip("-"))
-    if field in WORD_FIELDS and ("--url" in known or table == ""):
+    if field in WORD_FIELDS and ("--url" in known or not table):
         following = [*arguments[arguments.index(word) + 1 :], "NAME"][0]
         return f"unknown flag {name}; did you mean {table}{field}:{value or following}?; {see}"
     return f"unknown flag {name}{did_you_mean(name, known)}; {see}"

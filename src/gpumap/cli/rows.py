@@ -17,12 +17,11 @@ from gpumap.model.devices import (
     grantees,
     has_kubelet,
     node_devices,
-    node_of_namespace,
     sum_of,
 )
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import faulty_gpus, findings_of_gpus
-from gpumap.model.formatting import UNKNOWN, age, percent, size
+from gpumap.model.formatting import UNKNOWN, age, size
 from gpumap.model.gaps import use_known
 from gpumap.model.node import (
     VERSION,
@@ -39,7 +38,6 @@ from gpumap.model.node import (
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import FINDINGS, GPU_FINDINGS, ContainerName, Owner
 
-_ROUNDING = 1e-6
 _REMAINDER_BYTES, _REMAINDER_RATIO = 512 << 20, 0.01
 """A larger remainder, or a larger part of the device, has a row."""
 
@@ -252,25 +250,18 @@ def free_for(device: Device) -> str:
 
 
 def describe_free(device: Device, node: Node) -> str:
-    """Return how much of a device is free and for whom, as `free 8.1GiB of 79.6GiB, granted to trainer`."""
+    """Return how much of a device is free and who holds it, as `free 8.1GiB, granted to trainer`."""
     memory = "partitioned" if device.partitioned else "" if use_known(device) else "no reading"
-    if device.memory:
-        memory = f"free {size(device.memory.free_bytes)} of {size(device.memory.total_bytes)}"
-    for_whom, ratio = free_for(device), device.free_ratio or 0.0
-    if for_whom == "free":
-        return memory.replace("free", "free,", 1)
-    holders, _ = _holders([device])
+    memory = f"free {size(device.memory.free_bytes)}" if device.memory else memory
+    for_whom, _, _ = free_for(device).partition(":")
+    ratio, (holders, _) = device.free_ratio or 0.0, _holders([device])
     if not holders:
-        return "; ".join(filter(None, (for_whom if for_whom != UNKNOWN or has_kubelet(node) else "", memory)))
-    if holders > 1 or not ratio:
-        memory = ", ".join(filter(None, (memory, for_whom.partition(":")[0])))
-    return "; ".join(filter(None, (_free_slots(device, ratio) if ratio else "", memory)))
-
-
-def _free_slots(device: Device, ratio: float) -> str:
-    slots = (device.allocatable.get(resource, 0) for row in device.containers for resource in row.slots)
-    total = next((total for total in slots if total and abs(ratio * total - round(ratio * total)) < _ROUNDING), None)
-    return f"{percent(ratio)} free" if total is None else f"{round(ratio * total)} of {total} slots free"
+        state = "" if for_whom == UNKNOWN and not has_kubelet(node) else for_whom
+        return memory.replace("free", "free,", 1) if state == "free" else "; ".join(filter(None, (state, memory)))
+    totals = (device.allocatable.get(resource, 0) for row in device.containers for resource in row.slots)
+    slots = [f"{round(ratio * total)} of {total} slots free" for total in totals if ratio and total][:1]
+    memory = ", ".join(filter(None, (memory, for_whom if holders > 1 or not ratio else "")))
+    return "; ".join((*slots, memory))
 
 
 def _free_on_mig(devices: Sequence[Device]) -> str:
@@ -294,10 +285,8 @@ def _process_bytes(owners: Iterable[OwnerUse]) -> int | None:
 def _devices(node: Node) -> Iterator[tuple[Device, DeviceRow]]:
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
     uuids = {device.uuid for device in node.devices}
-    longest = max(map(len, uuids), default=0)
-    length = next(
-        (length for length in range(12, longest) if len({uuid[:length] for uuid in uuids}) == len(uuids)), longest
-    )
+    lengths = (length for length in (12, 17, 22) if len({uuid[:length] for uuid in uuids}) == len(uuids))
+    length = next(lengths, None)
     for place in node_devices(node):
         row = _device(place, gpus.get(place.device.gpu_uuid or place.device.uuid))
         yield place.device, row._replace(short_uuid=row.uuid[:length])
@@ -406,16 +395,6 @@ class NodeMaps(NamedTuple):
 
 NodeMapStream = AsyncGenerator[NodeMaps | FatalError, None]
 """One answer after the other. A failed attempt is a FatalError in its place: a watch goes on after it."""
-
-
-def maps_of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:
-    """Return only the entries of this namespace; all of them if it is empty.
-
-    Keeps a device if one of its entries remains, with the memory of the whole device.
-    """
-    if not namespace:
-        return maps
-    return maps._replace(maps=tuple(node_of_namespace(node, namespace) for node in maps.maps))
 
 
 def values_of(maps: NodeMaps, **values: object) -> dict[str, object]:

@@ -5,7 +5,6 @@ Lines are aligned as kubectl aligns them. On a narrow terminal long names are sh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -194,7 +193,7 @@ def table(
     text_columns = _drop_columns(
         [_read(column, rows, shape) for column in columns if shape.wide or not column.wide], shape
     )
-    widths = _widen_names(text_columns, _widths(text_columns, shape), shape)
+    widths = _widths(text_columns, shape)
     below: list[list[str]] = []
     if text_columns[-1].column.sentence and shape.screen.columns is not None:
         below = [list(wrapped(text, shape.screen.columns - widths.indent)) for text in text_columns[-1].texts]
@@ -356,24 +355,6 @@ def _fitting(
         else:
             break
     return widths, gap
-
-
-def _widen_names(text_columns: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> _Widths:
-    """Return the widths with more room for names below a text that runs over them."""
-    columns = list(widths.columns)
-    for place, text_column in enumerate(text_columns):
-        if not text_column.column.spans:
-            continue
-        for text, *cells_beside in zip(*(column.texts for column in text_columns[place:]), strict=True):
-            end = next((end for end, beside in enumerate(cells_beside, place + 1) if beside), len(columns))
-            names = [name_place for name_place in range(place, end) if text_columns[name_place].column.name]
-            room = sum(columns[place:end]) + widths.gap * (end - place - 1)
-            spare = (
-                math.inf if shape.wide else (shape.screen.columns or 0) - sum(columns) - widths.gap * (len(columns) - 1)
-            )
-            if names and cells(text) > room and spare > 0:
-                columns[names[-1]] += int(min(cells(text) - room, spare))
-    return widths._replace(columns=columns)
 
 
 def _aligned(text_columns: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> list[str]:

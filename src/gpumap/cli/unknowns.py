@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from msgspec import structs
-
 from gpumap.cli.parser import WORD_FIELDS, did_you_mean
 from gpumap.cli.rows import NodeMaps
 from gpumap.model.check import fault_of_gpu, gpu_name
@@ -14,7 +12,6 @@ from gpumap.model.findings import faulty_gpus, findings_of_gpus
 from gpumap.model.formatting import printable, reason_sentences
 from gpumap.model.gaps import gaps_of, invisible, unknown_of_devices
 from gpumap.model.node import Node
-from gpumap.model.terms import GPU_FINDINGS
 
 _SENTENCES_MAX, _BLIND_MAX = 20, 5
 _JUDGE_BY = frozenset({"nvml", "kubelet", "pod_identity"})
@@ -57,30 +54,10 @@ def blind(maps: NodeMaps) -> Iterator[str]:
         yield f"and {len(nodes) - _BLIND_MAX} more like this"
 
 
-def troubles(maps: NodeMaps, selected_maps: NodeMaps) -> Iterator[str]:
-    """Return what keeps the maps from being whole: troubles of nodes, and nodes without a map.
-
-    Of GPUs and devices only those that are selected.
-    """
-    yield from few(sentences_of_each(add_faults(maps, selected_maps), _troubles), maps.fleet)
+def troubles(maps: NodeMaps) -> Iterator[str]:
+    """Return what keeps the maps from being whole: troubles of nodes, and nodes without a map."""
+    yield from few(sentences_of_each(maps, _troubles), maps.fleet)
     yield from few(maps.missing, maps.fleet)
-
-
-def add_faults(maps: NodeMaps, selected_maps: NodeMaps) -> NodeMaps:
-    """Return the selected parts of nodes with all findings of their GPUs."""
-    return maps._replace(maps=tuple(map(_add_faults, maps.maps, selected_maps.maps)))
-
-
-def _add_faults(node: Node, selected_node: Node) -> Node:
-    if node is selected_node:
-        return node
-    gpus = {device.gpu_uuid for device in selected_node.devices}
-    findings = [
-        finding
-        for finding in node.findings or ()
-        if finding in (selected_node.findings or ()) or (finding.finding in GPU_FINDINGS and finding.uuid in gpus)
-    ]
-    return structs.replace(selected_node, findings=tuple(findings))
 
 
 def _troubles(node_map: Node) -> Iterator[str]:
@@ -120,24 +97,14 @@ def _all_known(node_map: Node) -> bool:
 
 
 def no_rows(maps: NodeMaps, namespace: str, words: Sequence[str]) -> str:
-    """Return the sentence in the place of a table without a device."""
+    """Return the sentence in the place of a table without a device. For words, it has a name that is like one."""
     if words:
-        return nothing_matches(maps, words)
+        containers = (container for node in maps.maps for device in node.devices for container in device.containers)
+        names = {name for container in containers for name in container.name}
+        hints = (did_you_mean(word.rpartition(":")[2], names) for word in words)
+        hint = next(filter(None, hints), f". Try {' '.join(f'{field}:' for field in WORD_FIELDS)}")
+        return printable(f"Nothing matches {' '.join(words)}{hint}")
     if namespace:
         known = "" if all_known(maps) else "known "
         return f"Namespace {printable(namespace)} has no {known}holder or user of a GPU."
     return "No current data." if any(node.stale for node in maps.maps) else "No devices."
-
-
-def nothing_matches(maps: NodeMaps, words: Sequence[str]) -> str:
-    """Return the sentence for words without a match, with a name that is like one of them."""
-    names = {
-        name
-        for node in maps.maps
-        for device in node.devices
-        for container in device.containers
-        for name in container.name
-    }
-    hints = (did_you_mean(word.rpartition(":")[2], names) for word in words)
-    hint = next(filter(None, hints), f". Try {' '.join(f'{field}:' for field in WORD_FIELDS)}")
-    return printable(f"Nothing matches {' '.join(words)}{hint}")

@@ -56,28 +56,28 @@ def add(commands: Commands, program: Program) -> None:
 def _inspect(program: Program, args: argparse.Namespace) -> int:
     if args.only_node == "":
         raise UsageError("NODE: must not be empty")
-    report = inspect_report(details=args.details, used=args.used, node=args.only_node, program=program.name)
+    report = inspect_report(details=args.details, used=args.used, node=args.only_node)
     return program.show(args, report, Shape(), None)
 
 
 # --- what it shows ----------------------------------------------------------------------------------------------------
 
 
-def inspect_report(*, details: bool, used: bool, node: str | None = None, program: str = "gpumap") -> Report:
+def inspect_report(*, details: bool, used: bool, node: str | None = None) -> Report:
     """Return the report of all nodes, or of the one with this name."""
 
     def write_table(maps: NodeMaps, shape: Shape) -> str:
-        maps = select_node(maps, node, program)
+        maps = select_node(maps, node)
         nodes = inspect_nodes(maps.maps)
         return inspect_table(nodes, unknown_sentences(maps, nodes, used=used), shape, details=details, used=used)
 
     def values(maps: NodeMaps, _: Shape) -> object:
-        return inspect_values(inspect_nodes(select_node(maps, node, program).maps), maps.missing)
+        return inspect_values(inspect_nodes(select_node(maps, node).maps), maps.missing)
 
     return Report(write_table, values)
 
 
-def select_node(maps: NodeMaps, name: str | None, program: str = "gpumap") -> NodeMaps:
+def select_node(maps: NodeMaps, name: str | None) -> NodeMaps:
     """Return the map of one node; without a name of all. Raises FatalError if there is none of that name."""
     if name is None:
         return maps
@@ -85,7 +85,7 @@ def select_node(maps: NodeMaps, name: str | None, program: str = "gpumap") -> No
     if not nodes:
         hint = did_you_mean(name, [node.name for node in maps.maps])
         if any(node.devices for node in select_rows(maps, "", [name]).maps):
-            hint = f"; inspect shows nodes. Did you mean {program} map {name}?"
+            hint = f"; inspect shows nodes: did you mean `map {name}`?"
         raise FatalError(f'unknown node "{name}"{hint}')
     return maps._replace(maps=nodes)
 

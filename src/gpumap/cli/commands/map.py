@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpumap.cli.args import SUMS_BY, add_by, add_output, read_shape
 from gpumap.cli.commands import Program
 from gpumap.cli.filter import select_rows
-from gpumap.cli.rows import ContainerRow, DeviceRow, NodeMaps, maps_of_namespace, pods_in, rows
+from gpumap.cli.rows import ContainerRow, DeviceRow, NodeMaps, pods_in, rows
 from gpumap.cli.screen import Report
 from gpumap.cli.table import (
     Column,
@@ -33,7 +33,6 @@ from gpumap.model.devices import container_of, has_kubelet
 from gpumap.model.errors import UsageError
 from gpumap.model.formatting import UNKNOWN, number, percent, ratio, size
 from gpumap.model.node import VERSION, Node, UnmatchedSlots
-from gpumap.model.terms import ContainerName
 
 if TYPE_CHECKING:
     from gpumap.cli.commands import Commands
@@ -97,21 +96,21 @@ def _column(
     title: str,
     device: Callable[[DeviceRow], str] | None = None,
     container: Callable[[ContainerRow], str] | None = None,
-    other_use: Callable[[ContainerRow], str] | None = None,
     *,
     sort: Callable[[ContainerRow], float | None] | None = None,
     **style: Any,
 ) -> Column[MapRow]:
-    """Return a column that reads devices, containers and other use in its own way each; without one it is empty.
+    """Return a column that reads devices and containers in its own way each; without one it is empty.
 
-    `sort` is of containers: they are sorted below their device. `style` are other fields of the column.
+    What is not known of memory without a process is empty. `sort` is of containers: they are sorted below their
+    device. `style` are other fields of the column.
     """
 
     def read(row: MapRow) -> str:
         if isinstance(row, DeviceRow):
             return device(row) if device else ""
-        of_kind = container if row.listed else other_use
-        return of_kind(row) if of_kind else ""
+        text = container(row) if container else ""
+        return "" if text == UNKNOWN and not (row.listed or row.processes) else text
 
     def value(row: MapRow) -> float | None:
         return sort(row) if sort and isinstance(row, ContainerRow) else None
@@ -119,16 +118,14 @@ def _column(
     return Column(title, read, value if sort else None, largest_first=True, **style)
 
 
-def _name_column(title: str, name_of: Callable[[ContainerName], str]) -> Column[MapRow]:
-    return _column(
-        title, None, lambda row: name_of(row.container) or UNKNOWN, lambda row: name_of(row.container), name=True
-    )
+def _name(row: ContainerRow, text: str) -> str:
+    return text or (UNKNOWN if row.listed else "")
 
 
 def _granted(row: ContainerRow, text: str) -> str:
     """A container that uses the device and is known not to hold it was granted 0."""
-    if row.holds:
-        return text
+    if row.holds or not row.listed:
+        return text if row.holds else ""
     return "0" if row.owner == "unassigned" else UNKNOWN
 
 
@@ -139,10 +136,8 @@ def _describe(device: DeviceRow, uuid: str) -> str:
 
 
 def _sensors(device: DeviceRow) -> str:
-    temperature, power = device.temperature_celsius, device.power_watts
-    return " ".join(
-        [*([] if temperature is None else [f"{temperature:.0f}°C"]), *([] if power is None else [f"{power:.0f}W"])]
-    )
+    values = (device.temperature_celsius, "°C"), (device.power_watts, "W")
+    return " ".join(f"{value:.0f}{unit}" for value, unit in values if value is not None)
 
 
 def shown_owner(row: ContainerRow) -> str:
@@ -157,17 +152,16 @@ def owner_colour(row: MapRow) -> str:
 _DEVICE_WITHOUT_UUID = _column("DEVICE", lambda device: _describe(device, ""), spans=True)
 COLUMNS: tuple[Column[MapRow], ...] = (
     _column("DEVICE", lambda device: _describe(device, device.short_uuid), spans=True),
-    _name_column("NAMESPACE", lambda name: name.namespace),
-    _column("POD", None, lambda row: row.pod or UNKNOWN, lambda row: row.pod, name=True, shortened_last=True),
-    _name_column("CONTAINER", lambda name: name.container),
+    _column("NAMESPACE", None, lambda row: _name(row, row.container.namespace), name=True),
+    _column("POD", None, lambda row: _name(row, row.pod), name=True, shortened_last=True),
+    _column("CONTAINER", None, lambda row: _name(row, row.container.container), name=True),
     # Slots of several resources are not added up: they are of different units.
     _column("SLOTS", None, lambda row: _granted(row, "+".join(map(str, row.slots.values())) or "0"), drop_rank=3),
     _column("GPUS", None, lambda row: _granted(row, ratio(row.gpus)), sort=lambda row: row.gpus, drop_rank=4),
     _column("GRANTED", None, lambda row: _granted(row, size(row.granted_bytes)), sort=lambda row: row.granted_bytes),
     _column(
         "USED",
-        lambda device: size(device.used_bytes),
-        lambda row: size(row.memory_bytes),
+        lambda device: size(device.used_bytes) + (f"/{size(device.total_bytes)}" if device.total_bytes else ""),
         lambda row: size(row.memory_bytes),
         sort=lambda row: row.memory_bytes,
         sort_name="memory",
@@ -176,21 +170,13 @@ COLUMNS: tuple[Column[MapRow], ...] = (
         "SM",
         lambda device: percent(device.utilization_ratio),
         lambda row: percent(row.busy_ratio),
-        lambda row: percent(row.sm_ratio) if row.processes else "",
         sort=lambda row: row.busy_ratio,
     ),
-    _column("OWNER", _sensors, shown_owner, shown_owner, colour=owner_colour),
+    _column("OWNER", _sensors, shown_owner, colour=owner_colour),
     _column("UUID", lambda device: device.uuid, wide=True),
     _column("MODEL", lambda device: device.model or UNKNOWN, wide=True),
     _column("PEAK", None, lambda row: size(row.memory_peak_bytes), sort=lambda row: row.memory_peak_bytes, wide=True),
-    _column(
-        "PROCESSES",
-        None,
-        lambda row: number(row.processes),
-        lambda row: str(row.processes or ""),
-        sort=lambda row: row.processes,
-        wide=True,
-    ),
+    _column("PROCESSES", None, lambda row: number(row.processes), sort=lambda row: row.processes, wide=True),
     _column("RESOURCES", None, lambda row: ",".join(row.slots), wide=True),
 )
 _ASSIGNED = frozenset({"SLOTS", "GPUS", "GRANTED", "RESOURCES"})
@@ -235,14 +221,14 @@ def map_table(maps: NodeMaps, shape: Shape) -> str:
             if unmatched and shape.words
             else no_rows(maps, shape.namespace, shape.words),
             table(add_node_column(_UNMATCHED_COLUMNS, fleet=maps.fleet), unmatched, shape) if unmatched else "",
-            notes(troubles(maps, selected_maps), shape.screen, "red"),
+            notes(troubles(selected_maps), shape.screen, "red"),
         ]
     )
 
 
 def map_values(maps: NodeMaps, shape: Shape) -> Node | dict[str, object]:
     """Return the same for scripts: the map as it is, or those of a fleet."""
-    maps = maps_of_namespace(select_rows(maps, shape.namespace, shape.words), shape.namespace)
+    maps = select_rows(maps, shape.namespace, shape.words)
     if maps.fleet:
         return {"version": VERSION, "nodes": list(maps.maps), "missing": list(maps.missing)}
     (node_map,) = maps.maps

@@ -37,8 +37,8 @@ ORDERS = (
 )
 """The keys of --sort-by. The first one is the default."""
 _DETAILS = """\
-There is one row for each container and device. Other rows show processes of the host, processes of
-deleted pods, and memory that no process explains.
+There is one row for each container and device. Other rows show processes of the host, leftovers,
+and memory that no process explains.
 On a terminal, the table updates until you press q. There, findings come first; keys sort and filter the rows,
 Enter opens the details of one (press ?). Only the GPUs above them show memory that no process explains."""
 _EXAMPLES = {
@@ -140,7 +140,7 @@ def top_table(maps: NodeMaps, shape: Shape) -> str:
         block = no_rows(maps, shape.namespace, shape.words)
     else:
         block = "Nothing is in use." if all_known(maps) else "No known use."
-    return join_blocks([block, notes(troubles(maps, selected_maps), shape.screen, "red")])
+    return join_blocks([block, notes(troubles(selected_maps), shape.screen, "red")])
 
 
 def top_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:

@@ -34,7 +34,6 @@ from gpumap.cli.table import (
 )
 from gpumap.cli.terminal import Screen, cells, cropped, repainted, shortened, wrapped
 from gpumap.cli.watch import KEY_NAMES, PASTE_BEGIN, PASTE_END, scrolled
-from gpumap.model.devices import select_namespace
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import judged_kinds, worst_first
 from gpumap.model.formatting import UNKNOWN, age, counted, gpus, one_line, percent, printable, size
@@ -251,7 +250,8 @@ def _lines_of(parts: Sequence[str], between: str, columns: int) -> Iterator[str]
 def _sum_lines(maps: NodeMaps, shape: Shape, lines_max: int) -> list[str]:
     """Return the sums of the findings, the worst first; nothing if no findings are known."""
     judged = frozenset.intersection(*map(judged_kinds, maps.maps)) if maps.maps else frozenset[str]()
-    findings = [finding for node in maps.maps for finding in select_namespace(node.findings or (), shape.namespace)]
+    selected_maps = select_rows(maps, shape.namespace, ())
+    findings = [finding for node in selected_maps.maps for finding in node.findings or ()]
     if not findings and not judged:
         return []
     known, columns = sum_texts(findings) or ["no findings"], shape.screen.columns or 80

@@ -28,7 +28,7 @@ from gpumap.cli.table import (
     sort_rows,
     table,
 )
-from gpumap.cli.unknowns import add_faults, all_known, few, gpus_to_repair, no_rows, sentences_of_each
+from gpumap.cli.unknowns import all_known, few, gpus_to_repair, no_rows, sentences_of_each
 from gpumap.model.devices import device_name, has_kubelet
 from gpumap.model.errors import UsageError
 from gpumap.model.findings import judged_holders, judged_kinds, sums, waste_rank, worst_first
@@ -179,7 +179,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     finding_rows = _rows(maps, shape)
     doubts = _add_source(few(_unjudged(maps), maps.fleet), shape)
     selected_maps = select_rows(maps, shape.namespace, shape.words)
-    repairs = _add_source(sentences_of_each(add_faults(maps, selected_maps), gpus_to_repair), shape)
+    repairs = _add_source(sentences_of_each(selected_maps, gpus_to_repair), shape)
     groups = _groups(maps, shape.sums_by, shape) if shape.sums_by else []
     rows_max = _SHOWN_MAX if maps.fleet and not shape.wide else len(groups or finding_rows)
     unseen = max(len(groups or finding_rows) - rows_max, 0)

@@ -207,8 +207,8 @@ function wordsOfDevice(device) {
     xid: (gpu?.xids ?? []).map((one) => one.code),
     finding: own.map((one) => one.finding),
   };
-  const { uuid: _, ...bare } = words;
-  return { ...words, all: lowered([...Object.values(bare), (gpu?.xids ?? []).map((one) => one.words), own.map((one) => one.why)]) };
+  const signs = [...(gpu?.xids ?? []).map((one) => one.words), ...own.map((one) => one.why)];
+  return { ...words, all: lowered([index, words.model, words.finding, signs]) };
 }
 
 function wordsOfRow({ namespace, pod, container, work, owner, finding, processes, resource, reason }) {
@@ -230,14 +230,16 @@ export function filtered(devices, query) {
   });
 }
 
-/** Return the findings that match: by themselves, by their row, or by their device. */
+/** Return the findings that match: by themselves, by their row, or by their device; and those of GPUs of devices that match. */
 export function filteredFindings(map, devices, query) {
   const terms = parse(query);
+  const selected = filtered(devices, query).map((device) => device.gpu_uuid);
   const rows = new Map(devices.flatMap((device) => device.rows.map((row) => [row.finding?.place, row])));
   return findingsOf(map).filter((one, place) => {
     const device = devices.find(({ uuid }) => uuid === one.uuid) ?? devices.find((other) => other.gpu_uuid === one.uuid);
     const words = wordsOfRow({ ...(rows.get(place) ?? one), finding: one });
-    return terms.every((term) => matches(term, wordsOfDevice(device), words));
+    const ofGpu = GPU_FINDINGS.includes(one.finding) && selected.includes(one.uuid);
+    return ofGpu || terms.every((term) => matches(term, wordsOfDevice(device), words));
   });
 }
 
