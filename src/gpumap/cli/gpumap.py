@@ -61,12 +61,11 @@ def _show(args: argparse.Namespace, report: Report, shape: Shape, ask: Ask | Non
     from gpumap.cli.watch import read_view, run
 
     prometheus = getattr(args, "prometheus", None)
-    urls = {"--url": args.url, "--prometheus": prometheus}
     words = "".join(f" {word}" for word in shape.words)
     order = f" --sort-by {shape.order}" if shape.order else ""
-    source = "".join(f" {flag} {hide_password(url)}" for flag, url in urls.items() if url)
     interval = WATCH_INTERVAL if prometheus is None else CLUSTER_INTERVAL
-    shape = replace(shape, source_flags=_source_flags(args) if prometheus is None else "")
+    source = _source_flags(args) if prometheus is None else f" --prometheus {hide_password(prometheus)}"
+    shape = replace(shape, source_flags=source if prometheus is None else "")
     view = read_view(args, report, shape, f"gpumap {args.command}{words}{order}{source}", interval)
     if ask is not None:
         return run(_server_answers(args, view, ask), view)

@@ -239,10 +239,10 @@ def _gpu(gpu: Gpu, broken: bool, node: Node) -> GpuRow:
 
 
 def free_for(device: Device) -> str:
-    """Return for whom the free memory of a device is: its holders, "free" for any pod, or why it is for none."""
-    pods = _holders([device])
-    if pods:
-        return f"granted to {pods[0]}" if len(pods) == 1 else f"shared by {len(pods)}: {_once(pods)}"
+    """Return who holds a device, as `granted to trainer`; "free" for any pod, or why no pod can be given it."""
+    holders, pods = _holders([device])
+    if holders:
+        return f"granted to {pods}" if holders == 1 else f"shared by {holders}: {pods}"
     if reason := device.not_free_reason.replace("_", " "):
         user = "" if device.not_free_reason in FINDINGS else "used by "
         return f"{'not held, ' if device.holders == 0 else ''}{user}{reason}"
@@ -250,11 +250,11 @@ def free_for(device: Device) -> str:
 
 
 def describe_free(device: Device, node: Node) -> str:
-    """Return how much of a device is free and for whom, as `free 8.1GiB, granted to trainer`."""
+    """Return how much of a device is free and who holds it, as `free 8.1GiB, granted to trainer`."""
     memory = "partitioned" if device.partitioned else "" if use_known(device) else "no reading"
     memory = f"free {size(device.memory.free_bytes)}" if device.memory else memory
     for_whom, _, _ = free_for(device).partition(":")
-    ratio, holders = device.free_ratio or 0.0, len(_holders([device]))
+    ratio, (holders, _) = device.free_ratio or 0.0, _holders([device])
     if not holders:
         state = "" if for_whom == UNKNOWN and not has_kubelet(node) else for_whom
         return memory.replace("free", "free,", 1) if state == "free" else "; ".join(filter(None, (state, memory)))
@@ -266,21 +266,15 @@ def describe_free(device: Device, node: Node) -> str:
 
 def _free_on_mig(devices: Sequence[Device]) -> str:
     free = sum(device.free_ratio == 1 for device in devices)
-    pods = _holders(devices)
-    return f"MIG{f', {free} free' if free else ''}{f': {_once(pods)}' if pods else ''}"
+    _, pods = _holders(devices)
+    return f"MIG{f', {free} free' if free else ''}{pods and f': {pods}'}"
 
 
-def _holders(devices: Iterable[Device]) -> list[str]:
-    """Return the pod of each container that holds one of the devices, the largest user first."""
-    containers = [
-        row for device in devices for row in grantees(device) or [row for row in device.containers if row.holds]
-    ]
-    containers.sort(key=lambda row: -((row.use and row.use.memory_bytes) or 0))
-    return [row.pod for row in containers]
-
-
-def _once(pods: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(pods))
+def _holders(devices: Iterable[Device]) -> tuple[int, str]:
+    """Return how many containers hold one of the devices, and the names of their pods, the largest user first."""
+    rows = [row for device in devices for row in grantees(device) or [row for row in device.containers if row.holds]]
+    rows.sort(key=lambda row: -((row.use and row.use.memory_bytes) or 0))
+    return len(rows), ", ".join(dict.fromkeys(row.pod for row in rows))
 
 
 def _process_bytes(owners: Iterable[OwnerUse]) -> int | None:

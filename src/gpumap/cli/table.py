@@ -116,14 +116,12 @@ def add_node_column(columns: Sequence[Column[R]], *, fleet: bool) -> Sequence[Co
     return (NODE, *columns) if fleet else columns
 
 
-def make_container_droppable(
-    columns: Sequence[Column[R]], containers: Iterable[ContainerName], drop_rank: int = 2
-) -> Sequence[Column[R]]:
+def make_container_droppable(columns: Sequence[Column[R]], containers: Iterable[ContainerName]) -> Sequence[Column[R]]:
     """Return the columns. CONTAINER may be left out on a narrow terminal if no pod has two of them."""
     names = set(containers)
     if len({name.pod_name for name in names}) < len(names):
         return columns
-    return [column._replace(drop_rank=drop_rank) if column.title == "CONTAINER" else column for column in columns]
+    return [column._replace(drop_rank=2) if column.title == "CONTAINER" else column for column in columns]
 
 
 class SortKey(NamedTuple, Generic[R_contra]):

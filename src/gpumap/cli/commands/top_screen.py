@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -25,10 +25,10 @@ from gpumap.cli.table import (
     Column,
     R,
     Shape,
-    SortKey,
     add_node_column,
     amount,
     name,
+    sort_keys,
     sort_rows,
     table,
 )
@@ -54,8 +54,6 @@ p            one row for each process
 /            filter: text, a UUID, or as on the page gpu:5 ns:ml finding:idle
 Esc          close the details, or clear the filter
 ? h          show these keys; any key closes the list"""
-_NODE_CELLS = 20
-"""So much of a node's long name is in the title."""
 _QUERY_MAX = 256
 """In characters. Each row is compared with each word of the filter."""
 _NOTICES_PART = 6
@@ -252,9 +250,8 @@ def _lines_of(parts: Sequence[str], between: str, columns: int) -> Iterator[str]
 def _sum_lines(maps: NodeMaps, shape: Shape, lines_max: int) -> list[str]:
     """Return the sums of the findings, the worst first; nothing if no findings are known."""
     judged = frozenset.intersection(*map(judged_kinds, maps.maps)) if maps.maps else frozenset[str]()
-    findings = [
-        finding for node in maps.maps for finding in node.findings or () if shape.namespace in ("", finding.namespace)
-    ]
+    selected_maps = select_rows(maps, shape.namespace, ())
+    findings = [finding for node in selected_maps.maps for finding in node.findings or ()]
     if not findings and not judged:
         return []
     known, columns = sum_texts(findings) or ["no findings"], shape.screen.columns or 80
@@ -272,8 +269,7 @@ def _gpu_lines(maps: NodeMaps, live: Live, shape: Shape, height: int) -> list[st
 
     If there is no room for all, those that are broken and the busiest are shown. A fleet has too many.
     """
-    gpus = [] if maps.fleet or height < _GPUS_FROM_LINES else gpu_rows(maps.maps[0])
-    if not gpus:
+    if maps.fleet or height < _GPUS_FROM_LINES or not (gpus := gpu_rows(maps.maps[0])):
         return []
     columns, lines_max = shape.screen.columns or 80, height // 3
     in_line = max(min(-(-len(gpus) // lines_max), (columns + 2) // (_GPU_CELLS + 2)), 1)
@@ -313,7 +309,7 @@ def _gpu_columns(gpus: Sequence[GpuRow], live: Live, columns: int) -> list[Colum
         Column("POWER", lambda gpu: UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}W"),
         *([model] if len({gpu.model for gpu in gpus}) > 1 else []),
         amount("FREE", size, lambda gpu: gpu.free_bytes),
-        name("FOR WHOM", lambda gpu: gpu.free_for),
+        name("HELD BY", lambda gpu: gpu.free_for),
     ]
 
 
@@ -334,15 +330,12 @@ def _place(live: Live, rows: Sequence[ContainerRow]) -> int | None:
 def _sort_rows(rows: list[ContainerRow], live: Live) -> list[ContainerRow]:
     rows = sort_rows(rows, SORT_KEYS["memory"], reverse=False)  # among equals
     if live.order != "finding":
-        return sort_rows(rows, {**SORT_KEYS, "waste": _BY_WASTE}[live.order], reverse=live.reverse)
+        return sort_rows(rows, {**SORT_KEYS, **sort_keys(_COLUMNS)}[live.order], reverse=live.reverse)
     wrong = [(row.finding, row) for row in rows if row.finding]
     wrong.sort(key=lambda pair: worst_first(pair[0]), reverse=live.reverse)
     return [*(row for _, row in wrong), *(row for row in rows if not row.finding)]
 
 
-_BY_WASTE: SortKey[ContainerRow] = SortKey(
-    lambda row: row.finding.memory_bytes if row.finding else None, largest_first=True
-)
 _OF_TOP = {column.title: column for column in (*COLUMNS, *PROCESS_COLUMNS)}
 
 
@@ -351,12 +344,16 @@ def _top_columns(*titles: str) -> Iterator[Column[ContainerRow]]:
     return (_OF_TOP[title]._replace(wide=False, drop_rank=0, shortened_last=False) for title in titles)
 
 
+def _waste(row: ContainerRow) -> int | None:
+    return row.finding.memory_bytes if row.finding else None
+
+
 _COLUMNS: tuple[Column[ContainerRow], ...] = (
     Column("FINDING", lambda row: shown_finding(row.finding) if row.finding else "", name=True),
     Column("FOR", lambda row: row.finding_age),
     Column("DEVICE", lambda row: row.device.name.partition(" ")[0]),
     *_top_columns("PID", "PROCESS", "NAMESPACE", "POD", "CONTAINER"),
-    Column("WASTE", lambda row: size(row.finding.memory_bytes) if row.finding else ""),
+    Column("WASTE", lambda row: size(_waste(row)) if row.finding else "", _waste, largest_first=True),
     *_top_columns("MEMORY", "GRANTED", "PEAK", "SM", "PROCESSES"),
     Column("OWNER", lambda row: shown_owner(row) if row.listed or row.processes else ""),
     Column("WHY", lambda row: row.finding.why if row.finding else "", name=True),
@@ -364,23 +361,13 @@ _COLUMNS: tuple[Column[ContainerRow], ...] = (
 _OF_PROCESSES, _OF_CONTAINERS = ("PID", "PROCESS"), ("WASTE", "GRANTED", "PEAK", "PROCESSES")
 """Titles of columns that only one of the two views has."""
 _CELLS = {
-    **{"GPU": 3, "HISTORY": 8, "UTIL": 4, "MEMORY": 7, "MODEL": 16, "TEMP": 4, "POWER": 5, "FREE": 7, "FOR WHOM": 35},
-    **{
-        "FINDING": 9,
-        "FOR": 5,
-        "DEVICE": 6,
-        "PID": 7,
-        "PROCESS": 10,
-        "NAMESPACE": 9,
-        "CONTAINER": 9,
-        "WASTE": 7,
-        "GRANTED": 7,
-    },
-    **{"PEAK": 7, "SM": 4, "PROCESSES": 9, "OWNER": 10, "WHY": 24},
+    **{"GPU": 3, "HISTORY": 8, "UTIL": 4, "MEMORY": 7, "MODEL": 16, "TEMP": 4, "POWER": 5, "FREE": 7, "HELD BY": 35},
+    **{"FINDING": 9, "FOR": 5, "DEVICE": 6, "PID": 7, "PROCESS": 10, "NAMESPACE": 9, "CONTAINER": 9, "WASTE": 7},
+    **{"GRANTED": 7, "PEAK": 7, "SM": 4, "PROCESSES": 9, "OWNER": 10, "WHY": 24},
 }
 """Cells that a column needs, by title. Other columns have names, and need a fifth of the window, at most 15."""
 _FIRST_TO_GO = (
-    *("HISTORY", "POWER", "TEMP", "MODEL", "FOR WHOM"),
+    *("HISTORY", "POWER", "TEMP", "MODEL", "HELD BY"),
     *("WHY", "OWNER", "PROCESSES", "PEAK", "GRANTED", "CONTAINER", "FOR", "NAMESPACE", "WASTE"),
     *("NODE", "PROCESS", "DEVICE", "SM", "FINDING", "MEMORY", "PID", "FREE"),
 )
@@ -401,6 +388,10 @@ def _visible_columns(columns: Sequence[Column[R]], width: int, order: str = "") 
     return visible
 
 
+def _pod_text(row: ContainerRow, containers: int) -> str:
+    return f"{row.pod}/{row.container.container if containers > 1 else ''}".rstrip("/") or UNKNOWN
+
+
 def _row_lines(
     rows: Sequence[ContainerRow], all_rows: Sequence[ContainerRow], live: Live, shape: Shape, *, fleet: bool
 ) -> tuple[str, list[str]]:
@@ -410,8 +401,14 @@ def _row_lines(
     hidden = _OF_CONTAINERS if live.processes else _OF_PROCESSES
     columns = [column for column in _COLUMNS if column.title not in hidden or column.key == live.order]
     visible = _visible_columns(add_node_column(columns, fleet=fleet), width, live.order)
-    if not any(column.title == "CONTAINER" for column in visible):
-        visible = _name_containers(visible, all_rows)
+    if all(column.title != "CONTAINER" for column in visible):  # POD has it if the pod has two
+        counts = Counter(name.pod_name for name in {row.container for row in all_rows if row.container.container})
+        visible = [
+            column._replace(read=lambda row: _pod_text(row, counts[row.container.pod_name]))
+            if column.title == "POD"
+            else column
+            for column in visible
+        ]
     titles, *lines = _fixed_table(visible, rows or all_rows, shape, width)
     # A GPU's fault takes the place of the columns of containers.
     starts = [titles.index(title) for title in ("PID", "NAMESPACE", "POD") if f" {title}" in titles]
@@ -424,20 +421,6 @@ def _row_lines(
         colour = "reverse" if at_cursor else finding_colour(row.finding) if row.finding else ""
         lines_of_rows.append(screen.paint(f"{'>' if at_cursor else ' '} {line}", colour))
     return screen.paint(f"  {titles}", "bold"), lines_of_rows
-
-
-def _name_containers(
-    columns: Sequence[Column[ContainerRow]], rows: Iterable[ContainerRow]
-) -> list[Column[ContainerRow]]:
-    """Return the columns. POD has the container's name too if a pod has two of them."""
-    names = {row.container for row in rows if row.container.container}
-    counts = Counter(name.pod_name for name in names)
-
-    def read(row: ContainerRow) -> str:
-        container = row.container.container if counts[row.container.pod_name] > 1 else ""
-        return "/".join(filter(None, (row.pod, container))) or UNKNOWN
-
-    return [column._replace(read=read) if column.title == "POD" else column for column in columns]
 
 
 def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
@@ -539,7 +522,7 @@ class TopWindow:
         parts = [*map(printable, (*parts, f"every {self._view.interval_seconds:g}s", self._view.head))]
         text = ""
         for part in parts:
-            if cells(text) + cells(part) + 2 + min(cells(node), _NODE_CELLS) <= columns:
+            if cells(text) + cells(part) + 2 + min(cells(node), 20) <= columns:
                 text += f"  {part}"
         return shortened(printable(node), columns - cells(text)) + text
 
