@@ -160,6 +160,12 @@ _SUMS = ("map", "--prometheus", "http://127.0.0.1:9")
         (("map", "--watc"), "unknown flag --watc; did you mean --watch?; see gpumap map --help"),
         (("serve", "--intervall", "5s"), "did you mean --interval?"),
         (("map", "--listen", ":1"), "unknown flag --listen"),
+        (("map", "--gpu", "3"), "unknown flag --gpu; did you mean gpu:3?"),
+        (("top", "-i", "3"), "unknown flag -i; did you mean gpu:3?"),
+        (("doctor", "--pod=web"), "unknown flag --pod; did you mean gpumap map pod:web?"),
+        (("doctor", "gpu:3"), 'unexpected argument "gpu:3"; did you mean gpumap map gpu:3?'),
+        (("gpu:3",), 'unknown command "gpu:3"; did you mean gpumap map gpu:3?'),
+        (("map", "--prometheus", "http://a", "gpu:3"), "gpu:3: map --prometheus shows sums"),
         (("top", "--sort-by", "mem"), "did you mean memory?"),
         (("map", "--sort-by", "pid"), 'unknown value "pid"; valid values: namespace, memory, '),
         (("doctor", "-o", "yaml"), '-o/--output: unknown value "yaml"; valid values: table, json'),
@@ -409,8 +415,8 @@ async def test_map_of_this_node(node: Node) -> None:
         assert device["containers"][0]["use"]["memory_bytes"] == 11 * GIB
     for form in ("table", "wide"):
         rows = outputs[form].splitlines()
-        assert rows[0].split()[:5] == ["DEVICE", "UUID", "NAMESPACE", "POD", "CONTAINER"]
-        row = next(line for line in rows if "whole" in line)
+        assert rows[0].split()[:4] == ["DEVICE", "NAMESPACE", "POD", "CONTAINER"]
+        row = next(line for line in rows if "whole " in line and "free" not in line)
         assert "11.0GiB" in row
         assert "assigned" in row
         assert all(line == line.rstrip() for line in rows)

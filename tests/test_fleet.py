@@ -199,7 +199,7 @@ def test_many_findings_do_not_fill_the_screen() -> None:
     lines = waste_table(seen, Shape()).splitlines()
     assert sum("SQUATTER" in line for line in lines) == 40
     assert "3 more findings: -o wide shows all." in lines
-    assert "43.0GiB used by squatters" in lines[-1]
+    assert "squatter 43.0GiB" in lines[-1]
     assert waste_table(seen, Shape(wide=True)).count("SQUATTER ") == 43
     assert "3 more nodes: -o wide shows all." in waste_table(seen, Shape(sums_by="node"))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from gpumap.agent.published import published
+from gpumap.cli.table import Shape
 from gpumap.model.observations import ClaimDevice, PreparedDevice
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
+from tests.shown import map_table
 
 CARD, SECOND = gpu_uuid(0), gpu_uuid(1)
 WHOLE, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -90,3 +94,23 @@ def test_mig_devices_are_free_one_by_one() -> None:
     assert {device.uuid: device.free_ratio for device in devices} == {small: 0.0, other: 1.0}
     whole = node(HOLDER, gpus=(card,)).collect().node.devices
     assert {device.uuid: device.free_ratio for device in whole} == {small: 0.0, other: 0.0, CARD: None}
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("nothing is there", "free, 79.9GiB"),
+        ("held", "free 79.9GiB, granted to train"),
+        ("one idle replica of ten", "9 of 10 slots free; free 79.9GiB"),
+        ("a squatter with 1 MiB", "not held, squatter; free 79.9GiB"),
+        ("docker with 70 GiB", "not held, used by host; free 9.9GiB"),
+        ("lost", "not held, fault; free 79.9GiB"),
+        ("lost and held", "free 79.9GiB, granted to train"),
+        ("a process without known memory", "-; free 79.9GiB"),
+    ],
+)
+def test_the_map_shows_what_is_free_and_for_whom(case: str, text: str) -> None:
+    test_node, _, _ = CASES[case]
+    test_node.collect()
+    lines = map_table(published(test_node.collect()), Shape()).splitlines()
+    assert text in [part for line in lines for part in re.split(" {2,}", line)]

@@ -18,6 +18,7 @@ from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.sources.workloads import JOBS_MAX, JobIds
 from gpumap.cli.commands.map import map_table
 from gpumap.cli.commands.top import top_table
+from gpumap.cli.filter import select_rows
 from gpumap.cli.rows import NodeMaps
 from gpumap.cli.table import Shape
 from gpumap.lab.capture import contents, replay
@@ -27,7 +28,6 @@ from gpumap.lab.capture.recorders import RecordingProcfs
 from gpumap.lab.demo import texts
 from gpumap.lab.node import files_of
 from gpumap.lab.node_files import NodeFiles
-from gpumap.model.devices import node_of_namespace
 from gpumap.model.node import Device, OwnerUse, Workload
 from gpumap.model.observations import NvmlReading
 from gpumap.model.snapshot import Snapshot
@@ -389,4 +389,4 @@ def test_tables_name_the_work() -> None:
 def test_a_map_of_one_namespace_has_no_work_outside_pods() -> None:
     found = published(golden.snapshots(golden.CAPTURES / "workstation")[-1])
     assert any(device.host for device in found.devices)
-    assert all(not device.host for device in node_of_namespace(found, "ml").devices)
+    assert all(not device.host for device in select_rows(NodeMaps((found,)), "ml", ()).maps[0].devices)

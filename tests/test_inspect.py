@@ -381,6 +381,8 @@ def test_a_squatter_is_over_and_has_a_line() -> None:
     found = on_cards(squatter, processes=[Process(9, gpu_uuid(0), squatter, memory=5 * GIB)])
     assert row_of("squat", found, details=True, used=True) == ["ml", "5!/0"]
     assert not [row for row in rows(found, details=True) if row[:1] == ["squat"]]
+    with pytest.raises(FatalError, match='unknown node "squat"; inspect shows nodes: did you mean `map squat`'):
+        select_node(NodeMaps((found,)), "squat")
 
 
 def test_unknown_use_is_a_dash() -> None:

@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.published import published
-from gpumap.cli.commands.top_screen import Frame, Live, frame, pressed, remembered
+from gpumap.cli.commands.top import REPORT
+from gpumap.cli.commands.top_screen import Frame, Live, TopWindow, frame, pressed, remembered
 from gpumap.cli.rows import NodeMaps
+from gpumap.cli.screen import View
 from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen, cells
 from gpumap.model import remedies
@@ -90,7 +92,7 @@ def test_a_frame_fills_the_window_and_no_more(sharing: NodeMaps, node: str, colu
     wastes = [finding for finding in findings if finding.finding != "fault"]
     expected = [finding.finding for finding in (*faulty_gpus(findings), *wastes)]
     assert kinds == expected[: len(kinds)]
-    assert len(kinds) >= min(len(expected), height // 2 - 1)
+    assert len(kinds) >= min(len(expected), height // 3 - 1)
     if node == "stalled":
         assert kinds == ["stalled"]
 
@@ -101,25 +103,97 @@ def maps_of(node: str) -> NodeMaps:
     return maps(busy_node(int(gpus)) if gpus else golden.snapshots(golden.CAPTURES / busy)[-1])
 
 
-@pytest.mark.parametrize("gpus", [1, 8, 16])
-def test_gpus_take_a_sixth_of_the_window(gpus: int) -> None:
-    """Those that are broken are always there. What has no room is counted."""
-    lines = shown(Live(), 24, gpus).lines
+@pytest.mark.parametrize(("columns", "height"), [(80, 24), (40, 12)])
+@pytest.mark.parametrize("gpus", [1, 8, 16, 64])
+def test_gpus_take_a_third_of_the_window(gpus: int, columns: int, height: int) -> None:
+    """Each has its free memory. Those that are broken are always there. What has no room is counted."""
+    lines = shown(Live(), height, gpus, columns).lines
     titles = next(place for place, line in enumerate(lines) if line.startswith("GPU "))
-    end = next(place for place, line in enumerate(lines) if " DEVICE " in line)
-    assert end - titles <= 5
-    strip = "\n".join(lines[titles:end])
+    end = next(place for place, line in enumerate(lines) if "  FINDING " in line)
+    assert end - titles <= height // 3 + 1
+    assert "FREE" in lines[titles] or gpus > 8
+    text = "\n".join(lines[titles + 1 : end])
+    indices = re.findall(r"(?:^|  )([0-9]+)!? +(?:[▁-█ ]* )?(?:[0-9]+%|-)", text, re.MULTILINE)
+    more = re.search(r"and (\d+) more", text)
+    assert len({*indices}) + (int(more[1]) if more else 0) == gpus
+    assert more is None or gpus > 8
     for gpu in published(busy_node(gpus)).gpus:
-        assert gpu.up or f"{gpu.index}!" in strip
-    if more := re.search(r"and (\d+) more", strip):
-        assert len(re.findall(r"[0-9]!?  .{8} ", strip)) + int(more[1]) == gpus
+        assert gpu.up or f"{gpu.index}!" in text
+
+
+def test_free_memory_is_for_someone() -> None:
+    """For a holder, for those who share the GPU, for any pod, or for none and why; `-` if that is not known."""
+    trainer = Pod("ml", "trainer", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})
+    replicas = [Pod("ml", f"part-{name}", {"main": {"nvidia.com/gpu": [f"{gpu_uuid(1)}::{name}"]}}) for name in "01"]
+    squatter = Pod("ml", "squatter", {"main": {}})
+    offered = {"nvidia.com/gpu": [gpu_uuid(0), *(f"{gpu_uuid(1)}::{name}" for name in "01"), *map(gpu_uuid, (2, 3, 4))]}
+    node = TestNode([*map(Gpu, range(6))], [trainer, *replicas, squatter], allocatable=offered)
+    node.processes = [
+        Process(1, gpu_uuid(0), trainer, memory=70 * GIB),
+        Process(2, gpu_uuid(2), squatter, memory=2 * GIB),
+        Process(3, gpu_uuid(4), None, memory=2 * GIB),
+    ]
+    known = published(node.watch())
+    node.down.add("kubelet")
+    unknown = published(node.watch())
+    texts = []
+    for document in (known, unknown):
+        lines = frame(NodeMaps((document,)), Live(), SHAPE, (), 24).lines
+        titles = next(place for place, line in enumerate(lines) if line.startswith("GPU "))
+        start = lines[titles].index("FREE")
+        texts.append([" ".join(line[start:].split()) for line in lines[titles + 1 : titles + 7]])
+    assert texts[0] == [
+        "9.9GiB granted to trainer",
+        "79.9GiB shared by 2: part-0, part-1",
+        "77.9GiB not held, squatter",
+        "79.9GiB free",
+        "77.9GiB not held, used by host",
+        "79.9GiB not offered",
+    ]
+    assert texts[1][3] == "79.9GiB -"
+
+
+@pytest.mark.parametrize(
+    ("keys", "columns", "titles"),
+    [
+        ("", 80, "FINDING FOR DEVICE NAMESPACE POD WASTE MEMORY SM"),
+        ("m", 80, "FINDING FOR DEVICE NAMESPACE POD WASTE MEMORY SM"),
+        ("p", 80, "FINDING DEVICE PID PROCESS NAMESPACE POD MEMORY SM"),
+        ("pw", 80, "FINDING DEVICE PID PROCESS POD WASTE MEMORY SM"),
+        ("", 40, "FINDING DEVICE POD MEMORY SM"),
+        ("n", 40, "FINDING NAMESPACE POD MEMORY"),
+        ("ps", 40, "FINDING PID POD MEMORY SM"),
+        ("", 20, "FINDING POD"),
+        ("m", 20, "POD MEMORY"),
+    ],
+)
+def test_columns_depend_on_the_width_and_the_view(keys: str, columns: int, titles: str) -> None:
+    """And not on the rows, such as those of long names or without findings. The sorted column always stays."""
+    short = TestNode([Gpu(0)], [Pod("ml", "a", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})]).collect()
+    long = Pod("team-of-research", "n" * 50, {name: {"nvidia.com/gpu": [gpu_uuid(0)]} for name in ("main", "sidecar")})
+    for answer in (maps(short), maps(TestNode([Gpu(0)], [long]).watch()), maps(busy_node(8)), stalled()):
+        live = press(Live(), *keys)
+        lines = frame(answer, live, Shape(screen=Screen(columns=columns)), (), 24).lines
+        assert titles.split() in [line.split() for line in lines]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_title_fits(columns: int) -> None:
+    """A node's long name is shortened, and what has no room is left out; the order stays."""
+    node = changed(published(busy_node(8)), name=f"gpu-node-{'x' * 36}-last")
+    window = TopWindow(View(REPORT, "table", SHAPE, "gpumap top --url http://127.0.0.1:9401", True, 2.0, True))
+    window.take(NodeMaps((node,)))
+    title = window._title(columns)
+    assert cells(title) <= columns
+    assert re.match(r"gpu-node.*last  by finding( |$)", title)
+    assert title.endswith("gpumap top --url http://127.0.0.1:9401") is (columns == 200)
 
 
 def test_a_model_is_in_the_table_only_if_models_differ() -> None:
     (node,) = maps(busy_node(3)).maps
     mixed = with_gpus(node, lambda gpu: changed(gpu, model="NVIDIA L4"), 1)
     for found, told in ((node, False), (mixed, True)):
-        assert ("MODEL" in "\n".join(frame(NodeMaps((found,)), Live(), SHAPE, (), 24).lines)) is told
+        assert (" MODEL " in "\n".join(frame(NodeMaps((found,)), Live(), SHAPE, (), 24).lines)) is told
 
 
 def test_the_history_of_a_gpu_has_gaps() -> None:
@@ -190,12 +264,12 @@ def test_details_of_a_row_that_is_gone() -> None:
 
 
 def test_two_containers_of_a_pod_do_not_look_alike() -> None:
-    """In a small window the names of containers are shown only then."""
+    """In a small window POD has the names of containers, and only then."""
     ids = {"nvidia.com/gpu.shared": [f"{gpu_uuid(0)}::0"]}
     for containers, with_names in ({"a": ids}, False), ({"a": ids, "b": ids}, True):
         found = maps(TestNode([Gpu(0)], [Pod("ml", "pod", containers)]).collect())
         lines = frame(found, Live(), replace(SHAPE, screen=Screen(columns=40)), (), 24).lines
-        assert any("CONTAINER" in line for line in lines) is with_names
+        assert any("pod/b" in line for line in lines) is with_names
 
 
 def test_help_has_room() -> None:
@@ -212,7 +286,7 @@ def test_unaccounted_memory_is_the_gpus() -> None:
 @pytest.mark.parametrize(
     ("query", "some"),
     [
-        *(("pod-1", True), ("GPU-", True), ("gpu-f", False), ("-0000", False), ("assigned", True)),
+        *(("pod-1", True), ("GPU-00000000", True), ("gpu-f", False), ("-0000", False), ("assigned", True)),
         *(("test-node-name", False), ("squatter", True), ("host squatter", False)),
         *(
             ("gpu:0", True),
@@ -225,8 +299,8 @@ def test_unaccounted_memory_is_the_gpus() -> None:
     ],
 )
 def test_the_filter_sees_what_the_reader_sees(query: str, some: bool) -> None:
-    """Not the UUIDs, unless the text begins like one, and not the name of the only node."""
-    nothing = "Nothing matches. Terms: gpu: ns: pod: container: owner: uuid: finding:"
+    """Not the UUIDs, unless the text is as long as a part of one, and not the name of the only node."""
+    nothing = "Nothing matches. Try gpu: uuid: model: xid: ns: pod: container: owner: finding:"
     assert (nothing not in shown(Live(query=query)).lines) is some
 
 
@@ -302,7 +376,7 @@ async def test_keys_change_what_is_shown(fake: FakeAgent) -> None:
         keys = ("p", "/", *"POD-1", "\r")
         filtered = await found.press(*keys, shows=lambda screen: "filter: POD-1" in screen and "pod-2" not in screen)
         assert "pod-1" in filtered
-        await found.press("\x1b", shows=lambda screen: "filter: " not in screen)
+        await found.press("\x1b", shows=lambda screen: "filter: POD" not in screen)
         os.write(found._master, b"q")
         await found.end()
     assert found.process.returncode == 0

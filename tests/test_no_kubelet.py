@@ -135,7 +135,7 @@ def test_tables_have_nothing_that_is_assigned() -> None:
     assert "not known" not in text
     assert "1.0GiB" in text
     assert "host" in top_table(maps, Shape())
-    assert waste_table(maps, Shape()) == NOTHING_ASSIGNED
+    assert waste_table(maps, Shape()) == f"{NOTHING_ASSIGNED}\n"
     inspected = inspect_report(details=False, used=True)
     assert "this machine has no kubelet (--no-kubelet): nothing is assigned" in inspected.table(maps, Shape())
 

@@ -8,11 +8,14 @@ from gpumap.agent.published import published
 from gpumap.cli.commands import map as map_columns
 from gpumap.cli.commands import top as top_columns
 from gpumap.cli.commands import waste as waste_columns
+from gpumap.cli.filter import select_rows
+from gpumap.cli.rows import NodeMaps, rows
 from gpumap.cli.table import Shape
 from gpumap.cli.terminal import Screen, cells, contained, shortened, wrapped
 from gpumap.model.formatting import age, printable
 from gpumap.model.node import Grant, Node
 from gpumap.model.snapshot import Snapshot
+from tests.filter_cases import CASES, filter_node
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import changed, map_table, top_table, top_values, waste_table, with_devices
 from tests.snapshots import busy_node, empty_node
@@ -40,8 +43,8 @@ def words(document: Node, shape: Shape | None = None) -> list[list[str]]:
 
 
 def line_of(snapshot: Snapshot, word: str) -> list[str]:
-    """The words of the one line with `word` in it."""
-    (found,) = [line for line in words(published(snapshot)) if word in line]
+    """The words of the one line with `word` in it, apart from the line of its device."""
+    (found,) = [line for line in words(published(snapshot)) if word in line and "free" not in line]
     return found
 
 
@@ -67,7 +70,7 @@ def test_holder_user_and_squatter() -> None:
     node.collect()
     snapshot = node.collect()
     assert line_of(snapshot, "holder") == ["ml", "holder", "main", "1", "1", "80.0GiB", "1.0GiB", "50%", "assigned"]
-    assert line_of(snapshot, "squat") == ["ml", "squat", "main", "0", "0", "0", "1.0GiB", "0%", "UNASSIGNED"]
+    assert line_of(snapshot, "squat") == ["ml", "squat", "main", "0", "0", "0", "1.0GiB", "0%", "unassigned"]
     assert line_of(snapshot, "host") == ["1.0GiB", "0%", "host"]
     node.pods.remove(squatter)
     node.collect()
@@ -118,7 +121,7 @@ def test_partitioned_gpu_that_was_given_out_whole() -> None:
     gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 3)])
     pod = Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})
     snapshot = TestNode([gpu], [pod], [Process(10, gpu.leaves[0], pod)]).collect()
-    rows = [line for line in words(published(snapshot)) if "whole" in line]
+    rows = [line for line in words(published(snapshot)) if line[1:2] == ["whole"]]
     assert sorted(line[3:] for line in rows) == [
         ["-", "-", "-", "0", "-", "assigned"],
         ["-", "-", "-", "1.0GiB", "-", "assigned"],
@@ -150,8 +153,8 @@ def test_every_order_is_one_that_works() -> None:
     orders = {map_table: map_columns.ORDERS, top_table: top_columns.ORDERS, waste_table: waste_columns.ORDERS}
     for snapshot in (busy_node(3), empty_node()):
         for table, known in orders.items():
-            lines = [sorted(table(published(snapshot), Shape(order=order)).splitlines()) for order in known]
-            assert all(one == lines[0] for one in lines)
+            lines = [table(published(snapshot), Shape(order=order)).splitlines() for order in known]
+            assert {len(table_lines) for table_lines in lines} == {len(lines[0])}
 
 
 def test_every_order_is_that_of_a_column() -> None:
@@ -193,12 +196,13 @@ def test_columns_align_by_what_a_terminal_shows() -> None:
 
 
 def test_a_pipe_gets_everything() -> None:
-    """However long a name is, nothing is cut where no terminal is, and nothing coloured."""
+    """However long a name is, a pipe cuts and colours nothing. Only a map has at most 120 columns."""
     name = "n" * 253
     for table in TABLES:
-        text = table(node_of(name), Shape())
+        text = table(node_of(name), Shape(wide=table is map_table))
         assert name in text
         assert "\x1b" not in text
+    assert max(map(cells, map_table(node_of(name), Shape()).splitlines())) == 120
 
 
 def test_colours_repeat_words() -> None:
@@ -300,3 +304,27 @@ def test_wrapped_text_keeps_its_words() -> None:
 )
 def test_durations_read_as_people_write_them(seconds: int, text: str) -> None:
     assert age(seconds) == text
+
+
+@pytest.mark.parametrize("query", CASES)
+def test_words_select_rows(query: str) -> None:
+    """Devices that the words describe, and rows that match them; the page's filter has the same cases."""
+    (node,) = select_rows(NodeMaps((filter_node(),)), "", query.split(" ")).maps
+    selected = set()
+    for device, device_rows in rows(node):
+        names = ["/".join(filter(None, row.container)) or row.pod for row in device_rows if row.owner != "unaccounted"]
+        selected |= {f"{device.name.partition(' ')[0]} {name}" for name in names or [""]}
+    assert selected == CASES[query]
+
+
+def test_a_selection_has_nothing_of_others() -> None:
+    """A namespace or words without a match show no fault of a GPU. Processes are selected one by one."""
+    node = published(busy_node(3))
+    for table in (map_table, top_table):
+        assert table(node, Shape(namespace="web")).startswith("Namespace web has no")
+        assert table(node, Shape(words=("pod-0-1x",))) == "Nothing matches pod-0-1x; did you mean pod-0-1?\n"
+    assert "GPU 2" in map_table(node, Shape(words=("gpu:2",)))
+    assert "GPU 2" not in map_table(node, Shape(words=("gpu:0",)))
+    lines = top_table(filter_node(), Shape(processes=True, words=("ml", "python3"))).splitlines()
+    assert [line.split()[1] for line in lines[1:2]] == ["11"]
+    assert "shared by 2" in map_table(filter_node(), Shape(words=("container:logger",)))

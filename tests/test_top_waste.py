@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -18,7 +19,8 @@ from gpumap.cli.commands.doctor import doctor_table
 from gpumap.cli.commands.top import top_names
 from gpumap.cli.commands.top_screen import Live, frame, pressed
 from gpumap.cli.commands.waste import waste_names
-from gpumap.cli.rows import NodeMaps, maps_of_namespace
+from gpumap.cli.filter import select_rows
+from gpumap.cli.rows import NodeMaps
 from gpumap.cli.screen import View, text_of
 from gpumap.cli.table import Shape
 from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls
@@ -92,7 +94,7 @@ def test_top_has_a_row_for_each_container_and_device() -> None:
     rows = table(published(busy().collect()))
     assert rows[0][:4] == ["NAMESPACE", "POD", "CONTAINER", "DEVICE"]
     assert rows[1] == ["ml", "work", "main", "0", "40.0GiB", "50%", "40.0GiB", "75%", "2", "assigned"]
-    assert rows[2] == ["ml", "squat", "main", "0", "9.0GiB", "11%", "9.0GiB", "0%", "1", "UNASSIGNED"]
+    assert rows[2] == ["ml", "squat", "main", "0", "9.0GiB", "11%", "9.0GiB", "0%", "1", "unassigned"]
     assert rows[3] == ["-", "-", "-", "1", "2.0GiB", "2%", "-", "0%", "1", "host"]
     assert rows[4][:5] == ["ml", "idle", "main", "1", "0"]
     assert [row[9] for row in rows[4:]] == ["assigned"], "the small remainders have no rows"
@@ -180,8 +182,7 @@ def test_waste_is_told_worst_first() -> None:
     }
     text = waste_table(found, Shape())
     assert text.splitlines()[-1] == (
-        "Sum of the findings: 1 GPUs held idle, 120.0GiB granted but not used, 1.0GiB used by squatters, "
-        "9.0GiB used by leftovers."
+        "Sum of the findings: squatter 1.0GiB, leftover 9.0GiB, idle 1 GPU, unused 120.0GiB."
     )
     assert "its pod no longer exists, but left PID 12 miner" in text
 
@@ -234,7 +235,7 @@ def test_a_namespace_without_a_device_has_one_sentence() -> None:
     node.collect()
     found = published(node.collect())
     assert "ml/lazy" in waste_table(found, Shape())
-    assert waste_table(found, Shape(namespace="web")) == "Namespace web has no holder or user of a GPU."
+    assert waste_table(found, Shape(namespace="web")) == "Namespace web has no holder or user of a GPU.\n"
 
 
 def test_a_new_pod_is_not_judged() -> None:
@@ -333,7 +334,7 @@ def test_sums_by_namespace() -> None:
 
 
 def test_a_sum_of_unknown_values_is_unknown() -> None:
-    """Without a known grant nothing is "granted but not used", not 0."""
+    """Without a known grant `unused` is not 0, and the line of sums leaves it out."""
     shared = holder("shared", CARD)
     node = TestNode([Gpu(0)], [replace(shared, namespace="web")])
     node.processes = [Process(10, CARD, node.pods[0], memory=GIB, sm=0.9)]
@@ -343,7 +344,7 @@ def test_a_sum_of_unknown_values_is_unknown() -> None:
         assert (values["sums"]["idle_gpus"], values["sums"]["unused_bytes"], values["sums"]["over_bytes"]) == (
             0, None, None,
         )  # fmt: skip
-        assert "- granted but not used" in waste_table(found, shape)
+        assert "Sum of the findings" not in waste_table(found, shape)
     row = waste_table(found, Shape(sums_by="namespace")).splitlines()[0]
     assert row == "No waste found in the known data."
 
@@ -354,7 +355,7 @@ def test_waste_of_processes_without_known_memory_is_unknown() -> None:
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, memory=None)])
     found = published(node.watch())
     assert (found.finding_sums["idle_gpus"], found.finding_sums["unused_bytes"]) == (1, None)
-    assert "1 GPUs held idle, - granted but not used" in waste_table(found, Shape())
+    assert waste_table(found, Shape()).endswith("Sum of the findings: idle 1 GPU.\n")
 
 
 def test_a_process_of_unknown_owner_may_be_a_squatter() -> None:
@@ -379,7 +380,7 @@ def test_holders_of_unknown_use_are_named() -> None:
     text = waste_table(found, Shape())
     assert text.startswith("No waste found in the known data.")
     assert "The driver cannot measure these holders, so it is not known whether they work: ml/dark." in text
-    assert text.endswith("Sum of the findings: - GPUs held idle, - granted but not used.\n")
+    assert "Sum of the findings" not in text
 
 
 def test_sums_by_node() -> None:
@@ -398,7 +399,7 @@ def test_idle_holders_of_unknown_share_are_counted_as_one_says_it() -> None:
     (one,) = found.devices[1].containers
     shareless = changed_in(one, "grant", gpus=None)
     found = with_devices(found, lambda device: changed(device, containers=(shareless,)), 1)
-    assert "(and 1 holder of unknown share)" in waste_table(found, Shape())
+    assert "idle 1 holder of unknown share" in waste_table(found, Shape())
 
 
 def with_sidecar(sm: float) -> TestNode:
@@ -564,8 +565,8 @@ def test_a_gpu_that_needs_repair_is_named() -> None:
         node = judged_again(found, gpus=(well, broken))
         assert said in map_table(node, Shape()).splitlines()
         assert said in top_table(node, Shape()).splitlines()
-        hint = "GPU 1 needs repair: see `gpumap doctor`."
-        assert hint in waste_table(node, Shape()).splitlines()
+        hint = "GPU 1 needs repair: see `gpumap doctor --url http://node`."
+        assert hint in waste_table(node, Shape(source_flags=" --url http://node")).splitlines()
         live = pressed(Live(), "enter", 1)
         assert live is not None
         details = " ".join(frame(NodeMaps((node,)), live, Shape(), (), 24).lines)
@@ -706,19 +707,25 @@ def test_the_map_has_the_findings() -> None:
 
 
 def in_one(found: Node, namespace: str) -> Node:
-    (one,) = maps_of_namespace(NodeMaps((found,)), namespace).maps
+    (one,) = select_rows(NodeMaps((found,)), namespace, ()).maps
     return one
 
 
-def test_remedies_stand_below_the_wide_table() -> None:
-    """Once for each kind of finding, however many there are."""
+def test_remedies_are_below_the_table() -> None:
+    """The first one of each kind of finding; the wide table has all that differ."""
     node = busy()
-    node.pods.append(Pod("ml", "thief", {"main": {}}))
-    node.processes.append(Process(14, OTHER, node.pods[-1], memory=GIB))
+    node.pods += [Pod("ml", name, {"main": {}}) for name in ("ends", "stays")]
+    node.processes += [Process(20 + number, OTHER, node.pods[-number], memory=GIB) for number in (1, 2)]
     node.collect()
-    found = published(node.collect())
-    assert waste_table(found, Shape(wide=True)).count(f"squatter: {FINDINGS['squatter']}") == 1
-    assert FINDINGS["squatter"] not in waste_table(found, Shape())
+    leave(node, "squat")
+    leave(node, "ends")
+    node.collect()
+    answer = published(node.collect(10.0))
+    for wide, leftovers in ((False, 1), (True, 2)):
+        lines = waste_table(answer, Shape(wide=wide)).splitlines()
+        assert lines.count(f"squatter: {FINDINGS['squatter']}") == 1
+        assert sum(line.startswith("leftover: ") for line in lines) == leftovers
+    assert FINDINGS["squatter"] not in waste_table(answer, Shape(sums_by="namespace"))
 
 
 @settings(max_examples=examples(200))
@@ -808,7 +815,7 @@ def test_an_agent_serves_its_findings(demo_url: str) -> None:
     assert "squatter" in [one.pod for one in found.findings or ()]
 
 
-async def test_order_and_process_flags(demo_url: str) -> None:
+async def test_order_and_process_flags(demo_url: str, tmp_path: Path) -> None:
     """--sort-by, --reverse, --no-headers and --processes reach the table."""
     done = await run_command_in_loop(
         "top", "--processes", "--sort-by", "pid", "--reverse", "--no-headers", "--url", demo_url
@@ -822,8 +829,12 @@ async def test_order_and_process_flags(demo_url: str) -> None:
     ):
         done = await run_command_in_loop("waste", *flags, "--url", demo_url)
         assert (done.returncode, done.stderr) == (2, f"gpumap: {said}\n")
-    done = await run_command_in_loop("waste", "--by", "namespace", "--url", demo_url)
+    token = tmp_path / "a token"
+    token.write_text("secret")
+    source_flags = ("--url", demo_url, "--token-file", str(token), "--header", "X-Key: secret")
+    done = await run_command_in_loop("waste", "--by", "namespace", *source_flags)
     assert (done.returncode, done.stdout.split()[:3]) == (0, ["NAMESPACE", "IDLE", "GPUS"])
+    assert f"see `gpumap doctor --url {demo_url} --token-file '{token}'`" in done.stdout
 
 
 def test_squatter_and_leftover_of_one_name_are_told_apart() -> None:

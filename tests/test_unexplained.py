@@ -214,7 +214,7 @@ def test_people_see_it_on_the_gpu() -> None:
     (line,) = (line for line in table.splitlines() if line.startswith("UNEXPLAINED"))
     assert "23.0GiB" in line
     assert "unexplained memory" in line
-    assert "23.0GiB used by no process" in table
+    assert "unexplained 23.0GiB" in table
     lines = live_frame(NodeMaps((shown,)), Live(), Shape(screen=Screen(columns=200)), (), 40).lines
     assert "unexplained 23.0GiB" in lines[0]
     rows = [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in ("fault", "UNEXPLAINED")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from playwright.async_api import Browser, expect
 
 from gpumap.cli.table import Shape
-from gpumap.model.node import Node, Workload
+from gpumap.model.node import Node, Workload, encode
 from gpumap.model.observations import Moment
 from gpumap.model.snapshot import Snapshot
 from tests import golden
@@ -22,6 +23,7 @@ from tests.browser.browser import WATCHED, Site, Tab, tab
 from tests.browser.test_page import UUID, cards, holder, partitioned, row, shared_card
 from tests.browser.test_page import start_browser as start_browser  # the fixture `browser`
 from tests.browser.test_page import start_site as start_site  # the fixture `site`
+from tests.filter_cases import CASES, filter_node
 from tests.generated import answer, runs
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import top_values, waste_values
@@ -296,6 +298,26 @@ def generated() -> list[TestNode]:
 
     gather()
     return found
+
+
+FILTERED = """async ([address, map, queries]) => {
+  const {devicesOf, filtered} = await import(address + "page/model.js");
+  const rowsOf = ({rows}) => rows.filter((row) => row.owner !== "unaccounted");
+  const nameOf = (row) => [row.namespace, row.pod, row.container].filter(Boolean).join("/") || row.work;
+  const placeOf = ({index, mig}) => mig ? `${index}/${mig.gpu_instance_id}/${mig.compute_instance_id}` : index;
+  const namesOf = (device) => rowsOf(device).length ? rowsOf(device).map(nameOf) : [""];
+  const labelsOf = (device) => namesOf(device).map((name) => `${placeOf(device)} ${name}`);
+  return queries.map((query) => filtered(devicesOf(map), query).flatMap(labelsOf));
+}"""
+
+
+async def test_the_filter_has_the_cases_of_the_commands(site: Site, browser: Browser) -> None:
+    """A filter of the page selects the rows that the same WORDs select for `map`, `top` and `waste`."""
+    site.collect(TestNode([Gpu(0)], []))
+    async with tab(browser, site.url) as one:
+        document = json.loads(encode(filter_node()))
+        selected = await one.page.evaluate(FILTERED, [site.url, document, [*CASES]])
+    assert dict(zip(CASES, map(set, selected), strict=True)) == CASES
 
 
 VERDICTS = """async (address) => {

@@ -52,6 +52,12 @@ def add_output(parser: Parser, orders: Sequence[str], interval_help: str) -> arg
     return output
 
 
+def add_words(parser: Parser) -> None:
+    """Add the words that select rows."""
+    help_ = "Show only what matches: gpu:3, pod:greedy, ns:research, or a part of any name. All words must match."
+    parser.add_argument("words", metavar="WORD", nargs="*", help=help_)
+
+
 def add_order(output: argparse._ArgumentGroup, orders: Sequence[str]) -> None:
     """Add the flags of the order. The first one is the default."""
     output.add_argument(
@@ -135,6 +141,7 @@ def read_shape(args: argparse.Namespace, namespace: str = "", *, processes: bool
         reverse=args.reverse,
         processes=processes,
         namespace=namespace,
+        words=tuple(args.words),
     )
 
 

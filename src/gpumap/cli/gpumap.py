@@ -6,6 +6,8 @@ Every command line reads the flags, so what asks is imported when it runs.
 from __future__ import annotations
 
 import argparse
+import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpumap.cli.args import (
@@ -14,14 +16,15 @@ from gpumap.cli.args import (
     WATCH_INTERVAL,
     add_server_flags,
     add_url,
+    add_words,
     matchers_of,
     node_maps,
     server_of,
 )
 from gpumap.cli.commands import Program
-from gpumap.cli.credentials import add_credentials, hide_password
+from gpumap.cli.credentials import CREDENTIALS, add_credentials, hide_password
 from gpumap.cli.parser import Parser, leave_to_help_all
-from gpumap.cli.sources.this_node import LOOK_SECONDS, NODE_FLAGS, add_node_flags, prepare_elsewhere
+from gpumap.cli.sources.this_node import LOOK_SECONDS, NODE_FLAGS, SOURCE_FLAGS, add_node_flags, prepare_elsewhere
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 def _add_source(parser: Parser, command: str) -> None:
     """Add the flags that select rows, the source, and those about this node."""
     if command != "inspect":
+        add_words(parser)
         selection = parser.add_argument_group("selection")
         help_ = "Show only rows of this namespace. (default: all)"
         selection.add_argument("-n", "--namespace", metavar="NAME", help=help_)
@@ -57,14 +61,25 @@ def _show(args: argparse.Namespace, report: Report, shape: Shape, ask: Ask | Non
     from gpumap.cli.watch import read_view, run
 
     prometheus = getattr(args, "prometheus", None)
-    urls = {"--url": args.url, "--prometheus": prometheus}
+    words = "".join(f" {word}" for word in shape.words)
     order = f" --sort-by {shape.order}" if shape.order else ""
-    source_flags = "".join(f" {flag} {hide_password(url)}" for flag, url in urls.items() if url)
     interval = WATCH_INTERVAL if prometheus is None else CLUSTER_INTERVAL
-    view = read_view(args, report, shape, f"gpumap {args.command}{order}{source_flags}", interval)
+    source = _source_flags(args) if prometheus is None else f" --prometheus {hide_password(prometheus)}"
+    shape = replace(shape, source_flags=source if prometheus is None else "")
+    view = read_view(args, report, shape, f"gpumap {args.command}{words}{order}{source}", interval)
     if ask is not None:
         return run(_server_answers(args, view, ask), view)
     return run(node_maps(args, view.interval_seconds if view.watch else LOOK_SECONDS), view)
+
+
+def _source_flags(args: argparse.Namespace) -> str:
+    """Return the flags of the source, for a command that asks it too. Without --header, which may be a secret."""
+    names = ("--url", *(f"--{name.replace('_', '-')}" for name in CREDENTIALS if name != "header"), *SOURCE_FLAGS)
+    values = {name: getattr(args, name.removeprefix("--").replace("-", "_"), None) for name in names}
+    values["--url"] = hide_password(args.url or "")
+    return "".join(
+        f" {name}{'' if value == 'true' else f' {shlex.quote(value)}'}" for name, value in values.items() if value
+    )
 
 
 def _server_answers(args: argparse.Namespace, view: View, ask: Ask) -> NodeMapStream:
@@ -79,7 +94,7 @@ def _server_answers(args: argparse.Namespace, view: View, ask: Ask) -> NodeMapSt
 
 GPUMAP = Program(
     name="gpumap",
-    usage="[flags]",
+    usage="[WORD ...] [flags]",
     interval_help=f"{WATCH_INTERVAL}; {CLUSTER_INTERVAL} with --prometheus",
     has_prometheus=True,
     add_source=_add_source,

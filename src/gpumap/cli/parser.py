@@ -16,6 +16,9 @@ from typing import NoReturn
 from gpumap.model.errors import UsageError
 
 LINE_COLUMNS_MAX = 110
+WORD_FIELDS = ("gpu", "uuid", "model", "xid", "ns", "pod", "container", "owner", "finding")
+"""What comes before the colon of a WORD. `gpu`, `xid` and `finding` test the whole value, the others a part of it."""
+WORD_COMMANDS = ("map", "top", "waste")
 Run = Callable[[argparse.Namespace], int]
 
 
@@ -149,9 +152,12 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
         raise UsageError(_no_command(first, arguments, commands, parser))
     arguments = _join_negative_values(arguments, flags_of(commands[first]) if first is not None else ())
     args, unknown = parser.parse_known_args(arguments)
+    if hasattr(args, "words"):  # argparse takes those after a flag for unknown
+        args.words += [word for word in unknown if not word.startswith("-")]
+        unknown = [word for word in unknown if word.startswith("-")]
     if unknown:
         chosen = commands[first] if first is not None else parser
-        raise UsageError(_unknown(unknown[0], chosen))
+        raise UsageError(_unknown(arguments, unknown, chosen))
     return args
 
 
@@ -191,14 +197,24 @@ def _no_command(
     flag, later = arguments[0], next((argument for argument in arguments if argument in commands), None)
     if flag.startswith("--") and later is not None:
         return f"flags come after the command: {parser.prog} {later} {flag} {word}"
+    if word.partition(":")[0] in WORD_FIELDS:
+        return f'unknown command "{word}"; did you mean {parser.prog} map {word}?; see {parser.prog} --help'
     listed_commands = [name for name in commands if commands[name].add_help]
     return f'unknown command "{word}"{did_you_mean(word, listed_commands)}; see {parser.prog} --help'
 
 
-def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
-    see = f"see {parser.prog} --help"
-    if not word.startswith("-"):
-        return f'unexpected argument "{word}"; {see}'
-    name = word.partition("=")[0]
+def _unknown(arguments: Sequence[str], unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    """Return what is wrong with the first unknown argument. A flag such as --gpu 3 is the word gpu:3 of the tables."""
+    word, see = unknown[0], f"see {parser.prog} --help"
+    program, _, command = parser.prog.rpartition(" ")
+    table = "" if command in WORD_COMMANDS else f"{program} map "
+    name, _, value = word.partition("=")
     known = [option for flag in flags_of(parser) for option in flag.option_strings]
+    field = {"-i": "gpu"}.get(name, name.removeprefix("--"))  # as of nvidia-smi
+    if not word.startswith("-"):
+        hint = f"; did you mean {table}{word}?" if word.partition(":")[0] in WORD_FIELDS else ""
+        return f'unexpected argument "{word}"{hint}; {see}'
+    if field in WORD_FIELDS and ("--url" in known or not table):
+        following = [*arguments[arguments.index(word) + 1 :], "NAME"][0]
+        return f"unknown flag {name}; did you mean {table}{field}:{value or following}?; {see}"
     return f"unknown flag {name}{did_you_mean(name, known)}; {see}"

@@ -5,7 +5,7 @@ A column reads a field of a row. Only this file and the findings of `commands/wa
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -14,14 +14,13 @@ from gpumap.model.devices import (
     NodeDevice,
     container_of,
     device_name,
+    has_kubelet,
     node_devices,
-    node_of_namespace,
-    select_namespace,
     sum_of,
 )
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import faulty_gpus, findings_of_gpus
-from gpumap.model.formatting import UNKNOWN, age
+from gpumap.model.formatting import UNKNOWN, age, size
 from gpumap.model.gaps import use_known
 from gpumap.model.node import (
     VERSION,
@@ -36,7 +35,7 @@ from gpumap.model.node import (
     Workload,
 )
 from gpumap.model.readings import Uuid
-from gpumap.model.terms import GPU_FINDINGS, ContainerName, Owner
+from gpumap.model.terms import FINDINGS, GPU_FINDINGS, ContainerName, Owner
 
 _REMAINDER_BYTES, _REMAINDER_RATIO = 512 << 20, 0.01
 """A larger remainder, or a larger part of the device, has a row."""
@@ -46,7 +45,7 @@ class DeviceRow(NamedTuple):
     """A device of a node. `collected_at` is in Unix seconds, `number` the place of the device among those of the node.
 
     Without `total_bytes`, the memory of the device cannot be read; then `used_bytes` are those of its processes.
-    `partitioned`: a GPU in MIG mode that was assigned as a whole.
+    `short_uuid` is the beginning of the UUID that is unique on the node. `free`: how much of it is free, and for whom.
     """
 
     node: str
@@ -57,12 +56,16 @@ class DeviceRow(NamedTuple):
     model: str | None = None
     total_bytes: int | None = None
     used_bytes: int | None = None
-    use_known: bool = False
-    partitioned: bool = False
+    short_uuid: str = ""
+    free: str = ""
+    utilization_ratio: float | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
 
 
 class GpuRow(NamedTuple):
-    """A physical GPU. `broken`: it is down, or has another fault."""
+    """A physical GPU. `broken`: it is down, or has another fault. `free_bytes` and `free_for` of a partitioned one are
+    about its MIG devices."""
 
     name: str
     uuid: str
@@ -71,6 +74,8 @@ class GpuRow(NamedTuple):
     utilization_ratio: float | None
     used_bytes: int | None
     total_bytes: int | None
+    free_bytes: int | None
+    free_for: str
     temperature_celsius: float | None
     power_watts: float | None
 
@@ -111,8 +116,7 @@ class ContainerRow(NamedTuple):
     @property
     def pod(self) -> str:
         """The pod, or work outside pods such as `docker/4f1c9e0b7a2d`; empty if it has no name."""
-        work = "" if self.work is None or self.work.kind == "other" else f"{self.work.kind}/{self.work.name}"
-        return self.container.pod or work
+        return self.container.pod or work_name(self.work)
 
     @property
     def finding_age(self) -> str:
@@ -140,53 +144,50 @@ class ContainerRow(NamedTuple):
         return self.sm_activity_ratio if self.sm_ratio is None else self.sm_ratio
 
 
-def rows(node: Node, namespace: str = "") -> Iterator[tuple[DeviceRow, list[ContainerRow]]]:
+def work_name(work: Workload | None) -> str:
+    """Return work outside pods as `docker/4f1c9e0b7a2d`; empty if it has no name."""
+    return "" if work is None or work.kind == "other" else f"{work.kind}/{work.name}"
+
+
+def rows(node: Node, whole_node: Node | None = None) -> Iterator[tuple[DeviceRow, list[ContainerRow]]]:
     """Return each device with its containers by name, then with other use by owner.
 
-    Of a namespace, only its rows and the devices that have one.
+    `node` may be a selection of rows; the rows of devices are those of the whole node.
     """
-    for device, row in _devices(node):
-        device_rows = [
-            *(_container(row, container) for container in device.containers),
-            *(_other(row, use) for use in device.others),
-        ]
-        if namespace:
-            device_rows = [
-                row_of_device for row_of_device in device_rows if row_of_device.container.namespace == namespace
-            ]
-        if device_rows or not namespace:
-            yield row, device_rows
+    device_rows = {row.uuid: row for _, row in _devices(whole_node or node)}
+    for device in node.devices:
+        row = device_rows[device.uuid]
+        containers = (_container(row, container) for container in device.containers)
+        yield row, [*containers, *(_other(row, use) for use in device.others)]
 
 
-def container_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
+def container_rows(node: Node) -> Iterator[ContainerRow]:
     """Return the rows of all devices, as `rows`."""
-    return (row for _, of_device in rows(node, namespace) for row in of_device)
+    return (row for _, of_device in rows(node) for row in of_device)
 
 
-def process_rows(node: Node, namespace: str = "") -> Iterator[ContainerRow]:
-    """Return each process, and memory without one; of a namespace only its processes."""
+def process_rows(node: Node) -> Iterator[ContainerRow]:
+    """Return each process, and memory without one."""
     for device, row in _devices(node):
-        for process in device.processes:
-            if namespace in ("", process.namespace):
-                yield _process(row, process)
-        for owner in device.owners:
-            if owner.owner in (Owner.UNACCOUNTED, Owner.SIBLING) and owner.memory_bytes and not namespace:
-                yield ContainerRow(row, NO_CONTAINER, owner.owner, memory_bytes=owner.memory_bytes)
+        yield from (_process(row, process) for process in device.processes)
+        for use in device.others:
+            if use.owner in (Owner.UNACCOUNTED, Owner.SIBLING) and not use.processes and use.memory_bytes:
+                yield ContainerRow(row, NO_CONTAINER, use.owner, memory_bytes=use.memory_bytes)
 
 
-def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = False) -> Iterator[ContainerRow]:
+def rows_with_findings(node: Node, *, processes: bool = False) -> Iterator[ContainerRow]:
     """Return what uses or holds each device, or each process, with the worst finding of its container.
 
     Another finding of it, or one without such a row, has a row of its own, and so has one of a GPU.
     """
-    findings = select_namespace(node.findings or (), namespace)
+    findings = node.findings or ()
     of_rows = {
-        _key_of(finding): finding
+        finding_key(finding): finding
         for finding in reversed(findings)
         if finding.finding not in (*GPU_FINDINGS, "unexplained")
     }
     owners: dict[tuple[str | None, ContainerName, bool], Owner] = {}
-    for row in (process_rows if processes else container_rows)(node, namespace):
+    for row in (process_rows if processes else container_rows)(node):
         key = row.device.uuid, row.container, row.owner is Owner.GONE
         owners[key] = row.owner
         yield row._replace(finding=of_rows.get(key))
@@ -199,11 +200,12 @@ def rows_with_findings(node: Node, namespace: str = "", *, processes: bool = Fal
     ]
     for finding in (*findings_of_gpus(findings), *other_findings):
         device = devices.get(finding.uuid or "") or gpus.get(Uuid(finding.uuid or "")) or nowhere
-        owner = owners.get(_key_of(finding), Owner.UNKNOWN) if finding.pod else Owner.UNKNOWN
+        owner = owners.get(finding_key(finding), Owner.UNKNOWN) if finding.pod else Owner.UNKNOWN
         yield ContainerRow(device, finding.name, owner, finding=finding)
 
 
-def _key_of(finding: Finding) -> tuple[str | None, ContainerName, bool]:
+def finding_key(finding: Finding) -> tuple[str | None, ContainerName, bool]:
+    """Return what a finding has in common with the row of its container."""
     return finding.uuid, finding.name, finding.finding == "leftover"
 
 
@@ -216,18 +218,63 @@ def gpu_rows(node: Node) -> list[GpuRow]:
 def _gpu(gpu: Gpu, broken: bool, node: Node) -> GpuRow:
     reading = gpu.reading
     memory = reading.memory if reading else None
-    owners = (owner for device in node.devices if device.gpu_uuid == gpu.uuid for owner in device.owners)
+    devices = [device for device in node.devices if device.gpu_uuid == gpu.uuid]
+    leaves = [device for device in devices if device.is_leaf]
     return GpuRow(
         name=str(gpu.index),
         uuid=gpu.uuid,
         model=gpu.model,
         broken=broken,
         utilization_ratio=reading.utilization_ratio if reading and not gpu.partitioned else None,
-        used_bytes=memory.used_bytes if memory else _process_bytes(owners),
+        used_bytes=memory.used_bytes
+        if memory
+        else _process_bytes(owner for device in devices for owner in device.owners),
         total_bytes=memory.total_bytes if memory else None,
+        free_bytes=sum_of(device.memory.free_bytes for device in leaves if device.memory),
+        free_for=_free_on_mig(leaves) if gpu.partitioned else ", ".join(map(free_for, leaves)) or UNKNOWN,
         temperature_celsius=reading.temperatures_celsius.get("gpu") if reading else None,
         power_watts=reading.power_watts if reading else None,
     )
+
+
+def free_for(device: Device) -> str:
+    """Return who holds a device, as `granted to trainer`; "free" for any pod, or why no pod can be given it."""
+    holders, pods = _holders([device])
+    if holders:
+        return f"granted to {pods}" if holders == 1 else f"shared by {holders}: {pods}"
+    if reason := device.not_free_reason.replace("_", " "):
+        user = "" if device.not_free_reason in FINDINGS else "used by "
+        return f"{'not held, ' if device.holders == 0 else ''}{user}{reason}"
+    return "free" if device.free_ratio else UNKNOWN
+
+
+def describe_free(device: Device, node: Node) -> str:
+    """Return how much of a device is free and who holds it, as `free 8.1GiB, granted to trainer`."""
+    memory = "partitioned" if device.partitioned else "" if use_known(device) else "no reading"
+    memory = f"free {size(device.memory.free_bytes)}" if device.memory else memory
+    for_whom, _, _ = free_for(device).partition(":")
+    ratio, (holders, _) = device.free_ratio or 0.0, _holders([device])
+    if not holders:
+        state = "" if for_whom == UNKNOWN and not has_kubelet(node) else for_whom
+        return memory.replace("free", "free,", 1) if state == "free" else "; ".join(filter(None, (state, memory)))
+    totals = (device.allocatable.get(resource, 0) for row in device.containers for resource in row.slots)
+    slots = [f"{round(ratio * total)} of {total} slots free" for total in totals if ratio and total][:1]
+    memory = ", ".join(filter(None, (memory, for_whom if holders > 1 or not ratio else "")))
+    return "; ".join((*slots, memory))
+
+
+def _free_on_mig(devices: Sequence[Device]) -> str:
+    free = sum(device.free_ratio == 1 for device in devices)
+    _, pods = _holders(devices)
+    return f"MIG{f', {free} free' if free else ''}{pods and f': {pods}'}"
+
+
+def _holders(devices: Iterable[Device]) -> tuple[int, str]:
+    """Return how many containers hold one of the devices, and the names of their pods, the largest user first."""
+    rows = [row for device in devices for row in device.containers if row.holds]
+    rows = [row for row in rows if not row.reservation] or rows
+    rows.sort(key=lambda row: -((row.use and row.use.memory_bytes) or 0))
+    return len(rows), ", ".join(dict.fromkeys(row.pod for row in rows))
 
 
 def _process_bytes(owners: Iterable[OwnerUse]) -> int | None:
@@ -237,12 +284,18 @@ def _process_bytes(owners: Iterable[OwnerUse]) -> int | None:
 
 def _devices(node: Node) -> Iterator[tuple[Device, DeviceRow]]:
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
+    uuids = {device.uuid for device in node.devices}
+    lengths = (length for length in (12, 17, 22) if len({uuid[:length] for uuid in uuids}) == len(uuids))
+    length = next(lengths, None)
     for place in node_devices(node):
-        yield place.device, _device(place, gpus.get(place.device.gpu_uuid or place.device.uuid))
+        row = _device(place, gpus.get(place.device.gpu_uuid or place.device.uuid))
+        yield place.device, row._replace(short_uuid=row.uuid[:length])
 
 
 def _device(place: NodeDevice, gpu: Gpu | None) -> DeviceRow:
     device, memory = place.device, place.device.memory
+    reading = gpu.reading if gpu and not device.mig else None
+    activity = device.activity
     return DeviceRow(
         node=place.node.name,
         collected_at=place.node.timestamp,
@@ -252,8 +305,10 @@ def _device(place: NodeDevice, gpu: Gpu | None) -> DeviceRow:
         model=gpu.model or None if gpu else None,
         total_bytes=memory.total_bytes if memory else None,
         used_bytes=memory.used_bytes if memory else _process_bytes(device.owners),
-        use_known=use_known(device),
-        partitioned=device.partitioned,
+        free=describe_free(device, place.node),
+        utilization_ratio=reading.utilization_ratio if reading else activity.sm_ratio if activity else None,
+        temperature_celsius=reading.temperatures_celsius.get("gpu") if reading else None,
+        power_watts=reading.power_watts if reading else None,
     )
 
 
@@ -340,16 +395,6 @@ class NodeMaps(NamedTuple):
 
 NodeMapStream = AsyncGenerator[NodeMaps | FatalError, None]
 """One answer after the other. A failed attempt is a FatalError in its place: a watch goes on after it."""
-
-
-def maps_of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:
-    """Return only the entries of this namespace; all of them if it is empty.
-
-    Keeps a device if one of its entries remains, with the memory of the whole device.
-    """
-    if not namespace:
-        return maps
-    return maps._replace(maps=tuple(node_of_namespace(node, namespace) for node in maps.maps))
 
 
 def values_of(maps: NodeMaps, **values: object) -> dict[str, object]:

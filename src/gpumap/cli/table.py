@@ -5,11 +5,12 @@ Lines are aligned as kubectl aligns them. On a narrow terminal long names are sh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
+from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, cropped, painted_cells, shortened, widest, wrapped
 from gpumap.model.errors import FatalError
 from gpumap.model.formatting import UNKNOWN, printable
 from gpumap.model.terms import ContainerName
@@ -24,6 +25,8 @@ _SQUEEZES = ((3, 1 << 30), (3, 12), (2, 12), (2, 9), (1, 9), (1, 6), (1, 4), (1,
 
 Different names stay different, except with the last pair. Titles are never shortened.
 """
+GAPS_FIRST = (*((gap, 1 << 30) for gap in (3, 2, 1)), *_SQUEEZES[4:])
+"""The same for a screen of fixed size: gaps give way before names."""
 _SHORTEST = 4
 _ROOMY = 3
 """This many of them are tried before a sentence gets lines of its own."""
@@ -37,7 +40,9 @@ _SENTENCE, _INDENT = 24, 4
 class Shape:
     """How a user wants a table. `order` is a key of --sort-by, empty for the table's own order.
 
-    `namespace`: only its rows are shown; empty for all. `sums_by`: a line for each namespace or node, not for each row.
+    `namespace`: only its rows are shown; empty for all. `words`: only rows that match them. `sums_by`: a line for each
+    namespace or node, not for each row.
+    `source_flags`: flags with which another command asks the same source. `squeezes`: how gaps and names give way.
     """
 
     wide: bool = False
@@ -47,6 +52,9 @@ class Shape:
     processes: bool = False
     sums_by: str = ""
     namespace: str = ""
+    words: tuple[str, ...] = ()
+    source_flags: str = ""
+    squeezes: Sequence[tuple[int, int]] = _SQUEEZES
     screen: Screen = field(default=PIPE)
 
 
@@ -56,9 +64,10 @@ class Column(NamedTuple, Generic[R_contra]):
     `read` returns the cell of a row. `sort` returns its value for --sort-by, under `sort_name` or the title in small
     letters; its order is from A to Z and from 0 up, or `largest_first`. `colour` returns the colour of the cell.
     `name`: the cells are names, which may be shortened. `shortened_last`: after other names. `wide`: only with -o wide.
-    `drop_rank`: on a narrow terminal, the column with the largest rank is left out first, one with 0 never.
-    `sentence`: the last column, its text continues below the row on a narrow terminal. `spans`: there, its text runs
-    over empty cells to its right.
+    `drop_rank`: on a narrow terminal, the column with the largest rank is left out first, one with 0 never. Rows sorted
+    by a column have it, on any terminal.
+    `sentence`: the last column, its text continues below the row on a narrow terminal. `spans`: its text runs over
+    empty cells to its right, and is cut off before the next text.
     """
 
     title: str
@@ -73,6 +82,11 @@ class Column(NamedTuple, Generic[R_contra]):
     drop_rank: int = 0
     sentence: bool = False
     spans: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its word of --sort-by."""
+        return self.sort_name or self.title.lower()
 
 
 def amount(
@@ -102,14 +116,12 @@ def add_node_column(columns: Sequence[Column[R]], *, fleet: bool) -> Sequence[Co
     return (NODE, *columns) if fleet else columns
 
 
-def make_container_droppable(
-    columns: Sequence[Column[R]], containers: Iterable[ContainerName], drop_rank: int = 2
-) -> Sequence[Column[R]]:
+def make_container_droppable(columns: Sequence[Column[R]], containers: Iterable[ContainerName]) -> Sequence[Column[R]]:
     """Return the columns. CONTAINER may be left out on a narrow terminal if no pod has two of them."""
     names = set(containers)
     if len({name.pod_name for name in names}) < len(names):
         return columns
-    return [column._replace(drop_rank=drop_rank) if column.title == "CONTAINER" else column for column in columns]
+    return [column._replace(drop_rank=2) if column.title == "CONTAINER" else column for column in columns]
 
 
 class SortKey(NamedTuple, Generic[R_contra]):
@@ -121,11 +133,7 @@ class SortKey(NamedTuple, Generic[R_contra]):
 
 def sort_keys(columns: Iterable[Column[R]]) -> dict[str, SortKey[R]]:
     """Return the keys of --sort-by of these columns, by name."""
-    return {
-        column.sort_name or column.title.lower(): SortKey(column.sort, column.largest_first)
-        for column in columns
-        if column.sort is not None
-    }
+    return {column.key: SortKey(column.sort, column.largest_first) for column in columns if column.sort is not None}
 
 
 def sort_rows(rows: Iterable[R], key: SortKey[R], *, reverse: bool) -> list[R]:
@@ -179,10 +187,14 @@ def table(
 
     Works column by column, because a cluster has 100 000 rows.
     """
+    columns = [
+        column._replace(wide=False, drop_rank=0) if column.sort and column.key == shape.order else column
+        for column in columns
+    ]
     text_columns = _drop_columns(
         [_read(column, rows, shape) for column in columns if shape.wide or not column.wide], shape
     )
-    widths = _widths(text_columns, shape)
+    widths = _stretched(text_columns, _widths(text_columns, shape), shape)
     below: list[list[str]] = []
     if text_columns[-1].column.sentence and shape.screen.columns is not None:
         below = [list(wrapped(text, shape.screen.columns - widths.indent)) for text in text_columns[-1].texts]
@@ -215,16 +227,18 @@ def _drop_columns(text_columns: list[_TextColumn], shape: Shape) -> list[_TextCo
     Leave out other columns, the last first, while it is too narrow for all titles.
     """
     columns = shape.screen.columns
-    if columns is None or shape.wide or _is_roomy(text_columns, columns):
-        return text_columns
+    if columns is None or shape.wide:
+        return _spanned(text_columns)
     while not _is_roomy(spanned := _spanned(text_columns), columns):
         place = max(range(len(text_columns)), key=lambda place: text_columns[place].column.drop_rank)
         if not text_columns[place].column.drop_rank:
             break
         del text_columns[place]
-    columns_of_rows = [place for place, text_column in enumerate(spanned) if not text_column.column.sentence]
-    while len(columns_of_rows) > 1 and _narrowest([spanned[place] for place in columns_of_rows]) > columns:
-        del spanned[columns_of_rows.pop()]
+    columns_of_rows = [text_column for text_column in spanned if not text_column.column.sentence]
+    spare = [text_column for text_column in columns_of_rows[1:] if text_column.column.key != shape.order]
+    while spare and _narrowest(columns_of_rows) > columns:
+        columns_of_rows.remove(spare[-1])
+        spanned.remove(spare.pop())
     return spanned
 
 
@@ -305,7 +319,7 @@ def _widths(text_columns: Sequence[_TextColumn], shape: Shape) -> _Widths:
         }
     )
     if not text_columns[-1].column.sentence:
-        return _Widths(*_fitting(widths, names, columns, _SQUEEZES), 0)
+        return _Widths(*_fitting(widths, names, columns, shape.squeezes), 0)
     sentence_width = widths[-1]
     beside, gap = _fitting([*widths[:-1], min(sentence_width, _SENTENCE)], names, columns, _SQUEEZES[:_ROOMY])
     indent = sum(beside[:-1]) + gap * (len(beside) - 1)
@@ -344,6 +358,21 @@ def _fitting(
     return widths, gap
 
 
+def _stretched(text_columns: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> _Widths:
+    """Return the widths with room for the longest text that runs over empty cells."""
+    place = next((place for place, text_column in enumerate(text_columns) if text_column.column.spans), None)
+    if place is None:
+        return widths
+    columns, texts = list(widths.columns), text_columns[place].texts
+    rows = [row for row, text in enumerate(texts) if text]
+    ends = (end for end in range(place + 1, len(columns)) if any(text_columns[end].texts[row] for row in rows))
+    end = next(ends, len(columns))
+    room = sum(columns[place:end]) + widths.gap * (end - place - 1)
+    spare = math.inf if shape.wide else (shape.screen.columns or 0) - sum(columns) - widths.gap * (len(columns) - 1)
+    columns[end - 1] += int(max(min(widest([texts[row] for row in rows]) - room, spare), 0))
+    return widths._replace(columns=columns)
+
+
 def _aligned(text_columns: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> list[str]:
     """Return the line of titles and those of the rows."""
     refuse_huge((sum(widths.columns) + widths.gap) * len(text_columns[0].texts))
@@ -366,15 +395,16 @@ def _aligned(text_columns: Sequence[_TextColumn], widths: _Widths, shape: Shape)
     ):
         return [between.join(parts).rstrip(" ") for parts in zip(*filled, strict=True)]
     starts = [sum(widths.columns[:place]) + widths.gap * place for place in range(len(filled))]
-    return [_run_over(parts, starts) for parts in zip(*filled, strict=True)]
+    return [_run_over(parts, starts, widths.gap) for parts in zip(*filled, strict=True)]
 
 
-def _run_over(parts: Sequence[str], starts: Sequence[int]) -> str:
+def _run_over(parts: Sequence[str], starts: Sequence[int], gap: int) -> str:
     """Return a line in which a text may take the place of the empty cells to its right."""
     line = ""
     for text, start in zip(parts, starts, strict=True):
         if text.strip(" "):
-            line += " " * (start - cells(line)) + text.rstrip(" ")
+            line = cropped(line, start - gap)
+            line += " " * (start - painted_cells(line)) + text.rstrip(" ")
     return line
 
 

@@ -92,6 +92,16 @@ def shortened(text: str, room: int) -> str:
     return head + ELLIPSIS + tail.lstrip("".join(character for character in tail if _cells(character) == 0))
 
 
+def cropped(text: str, room: int) -> str:
+    """Return the text with its end left out if it takes more than `room` cells."""
+    return text if painted_cells(text) <= room else "".join(_start(text, room - 1)) + ELLIPSIS[: max(room, 0)]
+
+
+def painted_cells(text: str) -> int:
+    """Return how many cells a text with colours takes."""
+    return cells(_PAINT.sub("", text))
+
+
 def wrapped(text: str, room: int) -> Iterator[str]:
     """Give the text in lines of at most `room` cells, broken at blanks; a word that is longer is cut."""
     line = ""
@@ -120,7 +130,7 @@ def repainted(lines: Sequence[str], columns: int, height: int) -> str:
         lines = [*lines[: height - 1], f"… and {len(lines) - height + 1} more lines"]
     cut_lines = [_cut(line, columns) for line in lines]
     # A line that fills its row needs no clearing: the cursor is still on its last character.
-    fills = (cells(_PAINT.sub("", line)) == columns for line in cut_lines)
+    fills = (painted_cells(line) == columns for line in cut_lines)
     return (
         _HOME
         + "\n".join(line + ("" if full else _TO_LINE_END) for line, full in zip(cut_lines, fills, strict=True))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from gpumap.cli.parser import WORD_FIELDS, did_you_mean
 from gpumap.cli.rows import NodeMaps
 from gpumap.model.check import fault_of_gpu, gpu_name
 from gpumap.model.devices import has_kubelet, sources_up
@@ -95,8 +96,14 @@ def _all_known(node_map: Node) -> bool:
     )
 
 
-def no_rows(maps: NodeMaps, namespace: str) -> str:
-    """Return the sentence in the place of a table without a device."""
+def no_rows(maps: NodeMaps, namespace: str, words: Sequence[str]) -> str:
+    """Return the sentence in the place of a table without a device. For words, it has a name that is like one."""
+    if words:
+        containers = (container for node in maps.maps for device in node.devices for container in device.containers)
+        names = sorted({name for container in containers for name in container.name})
+        hints = (did_you_mean(word.rpartition(":")[2], names) for word in words)
+        hint = next(filter(None, hints), f". Try {' '.join(f'{field}:' for field in WORD_FIELDS)}")
+        return printable(f"Nothing matches {' '.join(words)}{hint}")
     if namespace:
         known = "" if all_known(maps) else "known "
         return f"Namespace {printable(namespace)} has no {known}holder or user of a GPU."

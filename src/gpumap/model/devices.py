@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from msgspec import structs
 
@@ -18,19 +18,20 @@ _NO_USERS = (Owner.GONE, Owner.MPS_SERVER)
 """Processes of these owners belong to no container, also if a user of the device has the same name."""
 
 
-class HasNamespace(Protocol):
-    """An entry that may belong to a namespace."""
+class OfContainer(Protocol):
+    """An entry that may belong to a container."""
 
     @property
     def namespace(self) -> str | None: ...
+    @property
+    def pod(self) -> str | None: ...
+    @property
+    def container(self) -> str | None: ...
 
 
-Owned = TypeVar("Owned", bound=HasNamespace)
-
-
-def container_of(process: Process) -> ContainerName:
-    """Return the container of a process. Names that are not known are empty."""
-    return process.name or NO_CONTAINER
+def container_of(entry: OfContainer) -> ContainerName:
+    """Return the entry's container. Names that it does not have are empty."""
+    return ContainerName(entry.namespace or "", entry.pod or "", entry.container or "")
 
 
 # --- devices and their containers -------------------------------------------------------------------------------------
@@ -161,41 +162,3 @@ def sources_up(node: Node) -> set[str]:
 def has_kubelet(node: Node) -> bool:
     """Return whether the kubelet is a source of the node. It is none with --no-kubelet: nothing is assigned there."""
     return not node.sources or any(source.source == Source.KUBELET for source in node.sources)
-
-
-# --- one namespace ----------------------------------------------------------------------------------------------------
-
-
-def select_namespace(entries: Iterable[Owned], namespace: str) -> tuple[Owned, ...]:
-    """Return the entries of this namespace; all of them if it is empty."""
-    return tuple(entry for entry in entries if not namespace or entry.namespace == namespace)
-
-
-def node_of_namespace(node: Node, namespace: str) -> Node:
-    devices = [_device_of_namespace(device, namespace) for device in node.devices]
-    return structs.replace(
-        node,
-        devices=tuple(device for device in devices if device.containers or device.processes),
-        unmatched=select_namespace(node.unmatched, namespace),
-        pods=select_namespace(node.pods, namespace),
-        accounts=select_namespace(node.accounts, namespace),
-        container_xids=select_namespace(node.container_xids, namespace),
-        device_health=select_namespace(node.device_health, namespace) if node.device_health is not None else None,
-        findings=select_namespace(node.findings, namespace) if node.findings is not None else None,
-        finding_sums={},
-        unjudged=(),
-        unjudged_sentences=(),
-    )
-
-
-def _device_of_namespace(device: Device, namespace: str) -> Device:
-    processes = select_namespace(device.processes, namespace)
-    remaining = {process.owner for process in processes}
-    return structs.replace(
-        device,
-        owners=tuple(owner for owner in device.owners if owner.owner in remaining),
-        containers=select_namespace(device.containers, namespace),
-        host=(),
-        processes=processes,
-        others=select_namespace(device.others, namespace),
-    )

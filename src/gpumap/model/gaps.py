@@ -71,7 +71,7 @@ def _measurable(node: Node) -> Iterator[Device]:
 
 
 def _which(devices: Sequence[Device], node: Node) -> str:
-    if len(devices) == len(node.devices):
+    if len(devices) == len(node.devices) >= len(node.gpus):  # not a selection
         return "all devices" if len(devices) > 1 else "the only device"
     return named(devices)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gpumap.cli.args import add_form, add_watch
 from gpumap.cli.commands import Program
 from gpumap.cli.commands.inspect_table import InspectedNode, inspect_nodes, inspect_table, inspect_values
+from gpumap.cli.filter import select_rows
 from gpumap.cli.parser import did_you_mean
 from gpumap.cli.rows import NodeMaps
 from gpumap.cli.screen import Report
@@ -82,7 +83,10 @@ def select_node(maps: NodeMaps, name: str | None) -> NodeMaps:
         return maps
     nodes = tuple(node for node in maps.maps if node.name == name)
     if not nodes:
-        raise FatalError(f'unknown node "{name}"{did_you_mean(name, [node.name for node in maps.maps])}')
+        hint = did_you_mean(name, [node.name for node in maps.maps])
+        if any(node.devices for node in select_rows(maps, "", [name]).maps):
+            hint = f"; inspect shows nodes: did you mean `map {name}`?"
+        raise FatalError(f'unknown node "{name}"{hint}')
     return maps._replace(maps=nodes)
 
 

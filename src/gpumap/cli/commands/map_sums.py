@@ -142,8 +142,8 @@ def _table_columns(level: str) -> Sequence[Column[SumRow]]:
 def check_flags(args: argparse.Namespace, shape: Shape) -> str:
     """Return what the sums are by. Raises UsageError for a flag that is for rows."""
     level, orders = args.by or NODE, [*sort_keys(_table_columns(args.by or NODE))]
-    if shape.namespace or args.output == "name":
-        flag = "-o name" if args.output == "name" else f"--namespace {shape.namespace}"
+    if shape.namespace or shape.words or args.output == "name":
+        flag = "-o name" if args.output == "name" else " ".join(shape.words) or f"--namespace {shape.namespace}"
         raise UsageError(f"{flag}: map --prometheus shows sums (--by namespace); kubectl gpumap map shows rows")
     if shape.order and shape.order not in orders:
         raise UsageError(f"--sort-by {shape.order}: not a column of sums by {level}; valid values: {', '.join(orders)}")

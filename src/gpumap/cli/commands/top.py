@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpumap.cli.args import add_output, read_shape
 from gpumap.cli.commands import Program
 from gpumap.cli.commands.map import owner_colour, shown_owner
+from gpumap.cli.filter import select_rows
 from gpumap.cli.rows import ContainerRow, NodeMaps, container_rows, pods_in, process_rows, values_of
 from gpumap.cli.screen import Report, View, Window
 from gpumap.cli.table import (
@@ -36,8 +37,8 @@ ORDERS = (
 )
 """The keys of --sort-by. The first one is the default."""
 _DETAILS = """\
-There is one row for each container and device. Other rows show processes of the host, processes of
-deleted pods, and memory that no process explains.
+There is one row for each container and device. Other rows show processes of the host, leftovers,
+and memory that no process explains.
 On a terminal, the table updates until you press q. There, findings come first; keys sort and filter the rows,
 Enter opens the details of one (press ?). Only the GPUs above them show memory that no process explains."""
 _EXAMPLES = {
@@ -128,34 +129,36 @@ SORT_KEYS = sort_keys((NODE, *COLUMNS, *PROCESS_COLUMNS))
 
 def top_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the rows, then what keeps them from being whole."""
-    table_rows = [row for row in top_rows(maps, shape) if shape.wide or not row.is_small_remainder]
+    selected_maps = select_rows(maps, shape.namespace, shape.words)
+    table_rows = [row for row in top_rows(selected_maps, shape) if shape.wide or not row.is_small_remainder]
     if table_rows:
         columns = make_container_droppable(
             PROCESS_COLUMNS if shape.processes else COLUMNS, (row.container for row in table_rows)
         )
         block = table(add_node_column(columns, fleet=maps.fleet), table_rows, shape)
-    elif shape.namespace or not any(node.devices for node in maps.maps):
-        block = no_rows(maps, shape.namespace)
+    elif not any(node.devices for node in selected_maps.maps):
+        block = no_rows(maps, shape.namespace, shape.words)
     else:
         block = "Nothing is in use." if all_known(maps) else "No known use."
-    return join_blocks([block, notes(troubles(maps), shape.screen, "red")])
+    return join_blocks([block, notes(troubles(selected_maps), shape.screen, "red")])
 
 
 def top_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
     """Return the same rows for scripts, in bytes and ratios."""
-    table_rows = top_rows(maps, shape)
+    table_rows = top_rows(select_rows(maps, shape.namespace, shape.words), shape)
     return values_of(maps, rows=[_value(row, fleet=maps.fleet, processes=shape.processes) for row in table_rows])
 
 
 def top_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
     """Return the pods of the rows, in their order; only pods that exist."""
-    return pods_in(row.container for row in top_rows(maps, shape) if row.owner != "gone")
+    selected_maps = select_rows(maps, shape.namespace, shape.words)
+    return pods_in(row.container for row in top_rows(selected_maps, shape) if row.owner != "gone")
 
 
 def top_rows(maps: NodeMaps, shape: Shape) -> list[ContainerRow]:
     """Return the rows of the table, in its order."""
     find = process_rows if shape.processes else container_rows
-    table_rows = [row for node_map in maps.maps for row in find(node_map, shape.namespace)]
+    table_rows = [row for node_map in maps.maps for row in find(node_map)]
     table_rows = sort_rows(table_rows, SORT_KEYS["memory"], reverse=False)  # among equals
     return sort_rows(table_rows, SORT_KEYS[shape.order or ORDERS[0]], reverse=shape.reverse)
 

@@ -7,37 +7,41 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumap.cli.commands.map import shown_owner
 from gpumap.cli.commands.top import COLUMNS, PROCESS_COLUMNS, SORT_KEYS
-from gpumap.cli.commands.waste import finding_colour, shown_finding
+from gpumap.cli.commands.waste import finding_colour, shown_finding, sum_texts
+from gpumap.cli.filter import select_rows
+from gpumap.cli.parser import WORD_FIELDS
 from gpumap.cli.rows import ContainerRow, GpuRow, NodeMaps, gpu_rows, process_rows, rows_with_findings
 from gpumap.cli.screen import View, collected_long_ago, lines_above, notices_of, screen_of_stdout
 from gpumap.cli.table import (
+    GAPS_FIRST,
     Column,
+    R,
     Shape,
-    SortKey,
     add_node_column,
     amount,
-    make_container_droppable,
     name,
+    sort_keys,
     sort_rows,
     table,
 )
-from gpumap.cli.terminal import cells, repainted, shortened, wrapped
+from gpumap.cli.terminal import Screen, cells, cropped, repainted, shortened, wrapped
 from gpumap.cli.watch import KEY_NAMES, PASTE_BEGIN, PASTE_END, scrolled
 from gpumap.model.errors import FatalError
-from gpumap.model.findings import judged_kinds, sums, worst_first
-from gpumap.model.formatting import UNKNOWN, age, counted, gpus, number, one_line, percent, printable, size
-from gpumap.model.terms import GPU_FINDINGS
+from gpumap.model.findings import judged_kinds, worst_first
+from gpumap.model.formatting import UNKNOWN, age, counted, gpus, one_line, percent, printable, size
+from gpumap.model.terms import FINDINGS, GPU_FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
 """Keys of the orders of rows."""
-_KEYS = ("? keys", "q quit", "Enter details", "/ filter", "f finding", "m memory", "s SM", "p PIDs")
+_KEYS = ("? keys", "q quit", "Enter details", "/ filter: gpu:3", "w waste", "m memory", "p PIDs")
 """Of them, the last line of a frame has those for which there is room."""
 _HELP = """\
 q            quit
@@ -54,8 +58,10 @@ _QUERY_MAX = 256
 """In characters. Each row is compared with each word of the filter."""
 _NOTICES_PART = 6
 """The part of a window that notices may take."""
-_REMEMBERED, _IN_STRIP = 60, 8
-"""Utilizations of a GPU that are kept, and those that one of several GPUs in a line shows."""
+_GPUS_FROM_LINES, _GPU_CELLS = 8, 8
+"""The least height of a window with GPUs, and the least width of one of several GPUs in a line."""
+_REMEMBERED, _CURVE_MIN = 60, 8
+"""Utilizations of a GPU that are kept, and those that a narrow window shows."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 RowKey = tuple[object, ...]
 
@@ -166,16 +172,8 @@ def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height:
             height,
             live,
         )
-    every = [
-        row
-        for node in maps.maps
-        for row in rows_with_findings(node, shape.namespace, processes=live.processes)
-        if row.owner not in ("unaccounted", "sibling")  # the line of the GPU, or the row of the sibling, has it
-    ]
-    words = live.query.lower().split()
-    matching_rows = _sort_rows(
-        [row for row in every if all(_matches(row, word, fleet=maps.fleet) for word in words)], live
-    )
+    every = _rows(maps, shape.namespace, (), live)
+    matching_rows = _sort_rows(_rows(maps, shape.namespace, (live.query,), live), live)
     place = _place(live, matching_rows)
     if live.details and live.selected and place is None:
         return _filled(head, ["This row is gone."], shortened("Esc back  q quit", columns), height, live)
@@ -197,6 +195,16 @@ def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height:
     return _filled([*above, titles], shown_lines, _foot(live, matching_rows, columns), height, live, page)
 
 
+def _rows(maps: NodeMaps, namespace: str, words: Sequence[str], live: Live) -> list[ContainerRow]:
+    """Return the rows that match. The line of the GPU has memory without a process, the sibling's row its memory."""
+    return [
+        row
+        for node in select_rows(maps, namespace, words).maps
+        for row in rows_with_findings(node, processes=live.processes)
+        if row.owner not in ("unaccounted", "sibling")
+    ]
+
+
 def _filled(
     head: Sequence[str], lines: Sequence[str], foot: str, height: int, live: Live, page: int | None = None
 ) -> Frame:
@@ -208,7 +216,7 @@ def _filled(
 
 def _nothing(live: Live) -> str:
     if live.query:
-        return f"Nothing matches. Terms: {' '.join(f'{field}:' for field in ('gpu', *_FIELDS))}"
+        return f"Nothing matches. Try {' '.join(f'{field}:' for field in WORD_FIELDS)}"
     return "No process is known here." if live.processes else "No known use."
 
 
@@ -242,68 +250,46 @@ def _lines_of(parts: Sequence[str], between: str, columns: int) -> Iterator[str]
 def _sum_lines(maps: NodeMaps, shape: Shape, lines_max: int) -> list[str]:
     """Return the sums of the findings, the worst first; nothing if no findings are known."""
     judged = frozenset.intersection(*map(judged_kinds, maps.maps)) if maps.maps else frozenset[str]()
-    findings = [
-        finding for node in maps.maps for finding in node.findings or () if shape.namespace in ("", finding.namespace)
-    ]
+    selected_maps = select_rows(maps, shape.namespace, ())
+    findings = [finding for node in selected_maps.maps for finding in node.findings or ()]
     if not findings and not judged:
         return []
-    total = sums(findings, judged)
-    sums_by_kind = {
-        "fault": number(total["faults"]),
-        "not offered": number(total["not_offered_gpus"]),
-        "squatter": size(total["squatter_bytes"]),
-        "leftover": size(total["leftover_bytes"]),
-        "unexplained": size(total["unexplained_bytes"]),
-        "busy without a process": gpus(total["unexplained_gpus"] or 0),
-        "over": size(total["over_bytes"]),
-        "stalled": gpus(total["stalled_gpus"]),
-        "idle": gpus(total["idle_gpus"]),
-        "maybe idle": gpus(total["maybe_idle_gpus"]),
-        "granted but not used": size(total["unused_bytes"]),
-        "unmatched": number(total["unmatched"]),
-    }
-    parts = [f"{kind} {value}" for kind, value in sums_by_kind.items() if value not in ("0", UNKNOWN)] or [
-        "no findings"
-    ]
-    unknown = [kind for kind, value in sums_by_kind.items() if value == UNKNOWN]
-    parts += [f"not known: {kind}" if kind == unknown[0] else kind for kind in unknown]
-    lines = list(_lines_of(parts, ", ", shape.screen.columns or 80))
+    known, columns = sum_texts(findings) or ["no findings"], shape.screen.columns or 80
+    unknown = [kind.replace("_", " ") for kind in FINDINGS if kind not in judged]
+    lines = list(_lines_of(known if unknown else [*known, "all judged"], ", ", columns))
     if len(lines) > lines_max:
-        lines[lines_max - 1] = shortened(f"{lines[lines_max - 1]}, …", shape.screen.columns or 80)
-    return [shape.screen.paint(shortened(line, shape.screen.columns or 80), "bold") for line in lines[:lines_max]]
+        lines[lines_max - 1 :] = [f"{lines[lines_max - 1]}, …"]
+    if unknown and lines_max > 1:
+        lines.append(f"not all judged: {', '.join(unknown)}")
+    return [shape.screen.paint(cropped(line, columns), "bold") for line in lines]
 
 
 def _gpu_lines(maps: NodeMaps, live: Live, shape: Shape, height: int) -> list[str]:
-    """Return the GPUs of a single node: a line for each in a large window, else several in a line.
+    """Return the GPUs of a single node in a third of the window: as many in a line as necessary.
 
     If there is no room for all, those that are broken and the busiest are shown. A fleet has too many.
     """
-    gpus = [] if maps.fleet else gpu_rows(maps.maps[0])
-    columns = shape.screen.columns or 80
-    if not gpus:
+    if maps.fleet or height < _GPUS_FROM_LINES or not (gpus := gpu_rows(maps.maps[0])):
         return []
-    if len(gpus) < height // 4:
-        return table(_gpu_columns(gpus, live), gpus, shape, lambda gpu: "red" if gpu.broken else "").splitlines()
-    cell = f"{'GPU':<4}{'UTIL':<{_IN_STRIP}} {'':>4} {'MEM':>4}"
-    in_line = max((columns + 2) // (len(cell) + 2), 1)
-    room = (height // 6 - 1) * in_line
-    if room <= 0:
-        return []
-    hidden = len(gpus) - room
+    columns, lines_max = shape.screen.columns or 80, height // 3
+    in_line = max(min(-(-len(gpus) // lines_max), (columns + 2) // (_GPU_CELLS + 2)), 1)
+    width = (columns + 2) // in_line - 2
+    hidden = len(gpus) - in_line * lines_max
     if hidden > 0:
-        worst = sorted(gpus, key=lambda gpu: (not gpu.broken, -(gpu.utilization_ratio or 0.0)))[: room - 1]
-        gpus = [gpu for gpu in gpus if gpu in worst]
-    cells = [shape.screen.paint(_strip_cell(gpu, live), "red" if gpu.broken else "") for gpu in gpus]
-    cells += [f"and {hidden + 1} more"] if hidden > 0 else []
-    lines = ["  ".join(cells[first : first + in_line]) for first in range(0, len(cells), in_line)]
-    return ["  ".join([cell] * min(in_line, len(cells))), *lines]
+        worst = sorted(gpus, key=lambda gpu: (not gpu.broken, -(gpu.utilization_ratio or 0.0)))
+        gpus = [gpu for gpu in gpus if gpu in worst[: in_line * lines_max - 1]]
+    visible = _visible_columns(_gpu_columns(gpus, live, width), width)
+    titles, *lines = (line + " " * (width - cells(line)) for line in _fixed_table(visible, gpus, shape, width))
+    colours = ("red" if gpu.broken else "" for gpu in gpus)
+    texts = [*map(shape.screen.paint, lines, colours), *([f"and {hidden + 1} more"] if hidden > 0 else [])]
+    rows = [texts[first : first + in_line] for first in range(0, len(texts), in_line)]
+    return ["  ".join(row) for row in ([titles] * len(rows[0]), *rows)]
 
 
-def _strip_cell(gpu: GpuRow, live: Live) -> str:
-    memory_ratio = gpu.used_bytes / gpu.total_bytes if gpu.total_bytes and gpu.used_bytes is not None else None
-    mark = "!" if gpu.broken else ""
-    curve = _curve(gpu, live, _IN_STRIP)
-    return f"{gpu.name + mark:<4}{curve} {percent(gpu.utilization_ratio):>4} {percent(memory_ratio):>4}"
+def _fixed_table(columns: Sequence[Column[R]], rows: Sequence[R], shape: Shape, width: int) -> list[str]:
+    """Return the titles and lines of a table with all of the columns, in which gaps give way before names."""
+    shape = replace(shape, wide=False, headers=True, order="", squeezes=GAPS_FIRST, screen=Screen(width))
+    return table(columns, rows, shape).splitlines()
 
 
 def _curve(gpu: GpuRow, live: Live, width: int) -> str:
@@ -312,16 +298,18 @@ def _curve(gpu: GpuRow, live: Live, width: int) -> str:
     return "".join(levels).rjust(width)
 
 
-def _gpu_columns(gpus: Sequence[GpuRow], live: Live) -> list[Column[GpuRow]]:
-    model: Column[GpuRow] = name("MODEL", lambda gpu: gpu.model, drop_rank=1)
+def _gpu_columns(gpus: Sequence[GpuRow], live: Live, columns: int) -> list[Column[GpuRow]]:
+    model: Column[GpuRow] = name("MODEL", lambda gpu: gpu.model)
     return [
         Column("GPU", lambda gpu: gpu.name + ("!" if gpu.broken else "")),
-        Column("HISTORY", lambda gpu: _curve(gpu, live, 3 * _IN_STRIP), drop_rank=2),
+        Column("HISTORY", lambda gpu: _curve(gpu, live, max(_CURVE_MIN, columns // 5 - 12))),
         amount("UTIL", percent, lambda gpu: gpu.utilization_ratio),
-        Column("MEMORY", lambda gpu: size(gpu.used_bytes) + (f"/{size(gpu.total_bytes)}" if gpu.total_bytes else "")),
+        amount("MEMORY", size, lambda gpu: gpu.used_bytes),
         Column("TEMP", lambda gpu: UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}°C"),
-        Column("POWER", lambda gpu: UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}W", drop_rank=3),
+        Column("POWER", lambda gpu: UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}W"),
         *([model] if len({gpu.model for gpu in gpus}) > 1 else []),
+        amount("FREE", size, lambda gpu: gpu.free_bytes),
+        name("HELD BY", lambda gpu: gpu.free_for),
     ]
 
 
@@ -342,59 +330,86 @@ def _place(live: Live, rows: Sequence[ContainerRow]) -> int | None:
 def _sort_rows(rows: list[ContainerRow], live: Live) -> list[ContainerRow]:
     rows = sort_rows(rows, SORT_KEYS["memory"], reverse=False)  # among equals
     if live.order != "finding":
-        return sort_rows(rows, {**SORT_KEYS, "waste": _BY_WASTE}[live.order], reverse=live.reverse)
+        return sort_rows(rows, {**SORT_KEYS, **sort_keys(_COLUMNS)}[live.order], reverse=live.reverse)
     wrong = [(row.finding, row) for row in rows if row.finding]
     wrong.sort(key=lambda pair: worst_first(pair[0]), reverse=live.reverse)
     return [*(row for _, row in wrong), *(row for row in rows if not row.finding)]
 
 
-_BY_WASTE: SortKey[ContainerRow] = SortKey(
-    lambda row: row.finding.memory_bytes if row.finding else None, largest_first=True
-)
-_FINDING: tuple[Column[ContainerRow], ...] = (
-    Column("FINDING", lambda row: shown_finding(row.finding) if row.finding else ""),
-    Column("FOR", lambda row: row.finding_age, drop_rank=1),
-    Column("DEVICE", lambda row: row.device.name.partition(" ")[0], drop_rank=2),
-)
 _OF_TOP = {column.title: column for column in (*COLUMNS, *PROCESS_COLUMNS)}
 
 
-def _top_column(title: str, drop_rank: int = 0) -> Column[ContainerRow]:
-    """Return a column of the table of `top`."""
-    return _OF_TOP[title]._replace(drop_rank=drop_rank, wide=False)
+def _top_columns(*titles: str) -> Iterator[Column[ContainerRow]]:
+    """Return columns of the table of `top`."""
+    return (_OF_TOP[title]._replace(wide=False, drop_rank=0, shortened_last=False) for title in titles)
 
 
-_PROCESS: tuple[Column[ContainerRow], ...] = (_top_column("PID"), _top_column("PROCESS", 4))
-_USE: tuple[Column[ContainerRow], ...] = (
-    _top_column("NAMESPACE", 5),
-    _top_column("POD")._replace(shortened_last=False),
-    _top_column("CONTAINER"),
-    Column("WASTE", lambda row: size(row.finding.memory_bytes) if row.finding else "", drop_rank=3),
-    _top_column("MEMORY", 6),
-    _top_column("GRANTED", 9),
-    _top_column("PEAK", 10),
-    _top_column("SM", 7),
-    _top_column("PROCESSES", 11),
-    Column("OWNER", lambda row: shown_owner(row) if row.listed or row.processes else "", drop_rank=12),
-    Column("WHY", lambda row: row.finding.why if row.finding else "", name=True, drop_rank=13),
+def _waste(row: ContainerRow) -> int | None:
+    return row.finding.memory_bytes if row.finding else None
+
+
+_COLUMNS: tuple[Column[ContainerRow], ...] = (
+    Column("FINDING", lambda row: shown_finding(row.finding) if row.finding else "", name=True),
+    Column("FOR", lambda row: row.finding_age),
+    Column("DEVICE", lambda row: row.device.name.partition(" ")[0]),
+    *_top_columns("PID", "PROCESS", "NAMESPACE", "POD", "CONTAINER"),
+    Column("WASTE", lambda row: size(_waste(row)) if row.finding else "", _waste, largest_first=True),
+    *_top_columns("MEMORY", "GRANTED", "PEAK", "SM", "PROCESSES"),
+    Column("OWNER", lambda row: shown_owner(row) if row.listed or row.processes else ""),
+    Column("WHY", lambda row: row.finding.why if row.finding else "", name=True),
 )
-_OF_CONTAINERS = frozenset({"WASTE", "GRANTED", "PEAK", "PROCESSES"})
-"""Titles of columns that are not about a single process."""
+_OF_PROCESSES, _OF_CONTAINERS = ("PID", "PROCESS"), ("WASTE", "GRANTED", "PEAK", "PROCESSES")
+"""Titles of columns that only one of the two views has."""
+_CELLS = {
+    **{"GPU": 3, "HISTORY": 8, "UTIL": 4, "MEMORY": 7, "MODEL": 16, "TEMP": 4, "POWER": 5, "FREE": 7, "HELD BY": 35},
+    **{"FINDING": 9, "FOR": 5, "DEVICE": 6, "PID": 7, "PROCESS": 10, "NAMESPACE": 9, "CONTAINER": 9, "WASTE": 7},
+    **{"GRANTED": 7, "PEAK": 7, "SM": 4, "PROCESSES": 9, "OWNER": 10, "WHY": 24},
+}
+"""Cells that a column needs, by title. Other columns have names, and need a fifth of the window, at most 15."""
+_FIRST_TO_GO = (
+    *("HISTORY", "POWER", "TEMP", "MODEL", "HELD BY"),
+    *("WHY", "OWNER", "PROCESSES", "PEAK", "GRANTED", "CONTAINER", "FOR", "NAMESPACE", "WASTE"),
+    *("NODE", "PROCESS", "DEVICE", "SM", "FINDING", "MEMORY", "PID", "FREE"),
+)
+"""Titles of columns that a narrow window has no room for, in this order."""
+
+
+def _visible_columns(columns: Sequence[Column[R]], width: int, order: str = "") -> list[Column[R]]:
+    """Return the columns that have room; always the one of the order.
+
+    Does not look at the rows: otherwise columns would come and go while the reader looks at them.
+    """
+    visible = list(columns)
+    for title in _FIRST_TO_GO:
+        cells = sum(_CELLS.get(column.title, min(width // 5, 15)) for column in visible)
+        if cells + len(visible) - 1 <= width:
+            break
+        visible = [column for column in visible if column.title != title or column.key == order]
+    return visible
+
+
+def _pod_text(row: ContainerRow, containers: int) -> str:
+    return f"{row.pod}/{row.container.container if containers > 1 else ''}".rstrip("/") or UNKNOWN
 
 
 def _row_lines(
     rows: Sequence[ContainerRow], all_rows: Sequence[ContainerRow], live: Live, shape: Shape, *, fleet: bool
 ) -> tuple[str, list[str]]:
     """Return the line of titles and those of the rows. The titles are those of all rows, whatever the filter."""
-    columns = (*_FINDING, *_PROCESS, *_USE) if live.processes else (*_FINDING, *_USE)
-    columns = tuple(column for column in columns if not live.processes or column.title not in _OF_CONTAINERS)
-    if not any(row.finding for row in all_rows):
-        columns = tuple(column for column in columns if column.title not in ("FINDING", "FOR", "WASTE", "WHY"))
-    columns = tuple(make_container_droppable(columns, (row.container for row in all_rows), drop_rank=8))
     screen = shape.screen
     width = max((screen.columns or 80) - 2, 1)  # beside the cursor
-    plain = replace(shape, wide=False, headers=True, screen=replace(screen, columns=width, colours=False))
-    titles, *lines = table(add_node_column(columns, fleet=fleet), rows or all_rows, plain).splitlines()
+    hidden = _OF_CONTAINERS if live.processes else _OF_PROCESSES
+    columns = [column for column in _COLUMNS if column.title not in hidden or column.key == live.order]
+    visible = _visible_columns(add_node_column(columns, fleet=fleet), width, live.order)
+    if all(column.title != "CONTAINER" for column in visible):  # POD has it if the pod has two
+        counts = Counter(name.pod_name for name in {row.container for row in all_rows if row.container.container})
+        visible = [
+            column._replace(read=lambda row: _pod_text(row, counts[row.container.pod_name]))
+            if column.title == "POD"
+            else column
+            for column in visible
+        ]
+    titles, *lines = _fixed_table(visible, rows or all_rows, shape, width)
     # A GPU's fault takes the place of the columns of containers.
     starts = [titles.index(title) for title in ("PID", "NAMESPACE", "POD") if f" {title}" in titles]
     fault_start = min(starts, default=0)
@@ -406,33 +421,6 @@ def _row_lines(
         colour = "reverse" if at_cursor else finding_colour(row.finding) if row.finding else ""
         lines_of_rows.append(screen.paint(f"{'>' if at_cursor else ' '} {line}", colour))
     return screen.paint(f"  {titles}", "bold"), lines_of_rows
-
-
-_FIELDS: Mapping[str, Callable[[ContainerRow], str]] = {
-    "ns": lambda row: row.container.namespace,
-    "pod": lambda row: row.pod,
-    "container": lambda row: row.container.container,
-    "owner": lambda row: row.owner,
-    "uuid": lambda row: row.device.uuid,
-    "finding": lambda row: row.finding.finding if row.finding else "",
-}
-"""Terms of the filter that test one field. `gpu:` tests the whole index."""
-
-
-def _matches(row: ContainerRow, word: str, *, fleet: bool) -> bool:
-    """Return whether a word is in a name that the row shows, or begins its UUID. `ns:ml` tests one field."""
-    field, _, value = word.partition(":")
-    if field == "gpu" and value:
-        place = row.device.name.partition(" ")[0]
-        return value in (place, place.partition("/")[0])
-    if field in _FIELDS and value:
-        return value in _FIELDS[field](row).lower()
-    process = (str(row.pid), row.command or "") if row.pid is not None else ()
-    finding = (row.finding.finding, row.finding.why) if row.finding else ()
-    names = (row.node if fleet else "", *row.container, row.pod, row.owner, row.device.name, *process, *finding)
-    return word in " ".join(names).lower() or (
-        word.startswith(("gpu-", "mig-")) and row.device.uuid.lower().startswith(word)
-    )
 
 
 def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
@@ -490,6 +478,7 @@ class TopWindow:
         self._view = view
         shape = view.shape
         self._live = Live(order=shape.order or "finding", reverse=shape.reverse, processes=shape.processes)
+        self._live = self._live._replace(query=" ".join(shape.words))
         self._maps: NodeMaps | None = None
         self._failed = ""
         self._page = 1
@@ -512,10 +501,7 @@ class TopWindow:
     def paint(self) -> None:
         size, screen = shutil.get_terminal_size(), screen_of_stdout()
         columns = max(size.columns, 1)
-        order = f"by {self._live.order}{', reversed' if self._live.reverse else ''}"
-        often = f"every {self._view.interval_seconds:g}s"
-        parts = (*self._nodes(), order, often, time.strftime("%H:%M:%S"), self._view.head)
-        head = [screen.paint(printable("   ".join(parts)), "bold")]
+        head = [screen.paint(self._title(columns), "bold")]
         head += [screen.paint(line, "red") for line in self._notice_lines(columns, max(size.lines // _NOTICES_PART, 1))]
         head += lines_above((), self._failed, screen, columns, answered=self._maps is not None)
         if self._maps is None:
@@ -525,14 +511,20 @@ class TopWindow:
             lines, self._page, self._live = frame(self._maps, self._live, shape, head, size.lines)
         print(end=repainted(lines, columns, size.lines), flush=True)
 
-    def _nodes(self) -> Iterator[str]:
-        if self._maps is not None and self._maps.fleet:
-            yield f"{len(self._maps.maps)} nodes"
-        elif self._maps is not None:
-            (node,) = self._maps.maps
-            models = {gpu.model for gpu in node.gpus}
-            yield node.name
-            yield f"{len(node.gpus)} x {models.pop() or 'GPU'}" if len(models) == 1 else f"{len(node.gpus)} GPUs"
+    def _title(self, columns: int) -> str:
+        """Return the node, the order and what else has room. A long name of the node is shortened."""
+        parts = [f"by {self._live.order}{', reversed' if self._live.reverse else ''}", time.strftime("%H:%M:%S")]
+        nodes = self._maps.maps if self._maps else ()
+        node = f"{len(nodes)} nodes" if self._maps and self._maps.fleet else "".join(node.name for node in nodes)
+        if len(nodes) == 1:
+            gpus, models = nodes[0].gpus, {gpu.model for gpu in nodes[0].gpus}
+            parts.insert(1, f"{len(gpus)} x {models.pop() or 'GPU'}" if len(models) == 1 else f"{len(gpus)} GPUs")
+        parts = [*map(printable, (*parts, f"every {self._view.interval_seconds:g}s", self._view.head))]
+        text = ""
+        for part in parts:
+            if cells(text) + cells(part) + 2 + min(cells(node), 20) <= columns:
+                text += f"  {part}"
+        return shortened(printable(node), columns - cells(text)) + text
 
     def _notice_lines(self, columns: int, lines_max: int) -> list[str]:
         """Return what is wrong, in at most so many lines: a small window has room for devices too."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap.cli.args import SUMS_BY, add_by, add_output, read_shape
 from gpumap.cli.commands import Program
-from gpumap.cli.rows import NodeMaps, pods_in, rows, values_of
+from gpumap.cli.filter import select_rows
+from gpumap.cli.rows import NodeMaps, pods_in, values_of
 from gpumap.cli.screen import Report
 from gpumap.cli.table import (
     NODE,
@@ -27,10 +29,10 @@ from gpumap.cli.table import (
     table,
 )
 from gpumap.cli.unknowns import all_known, few, gpus_to_repair, no_rows, sentences_of_each
-from gpumap.model.devices import device_name, has_kubelet, select_namespace
+from gpumap.model.devices import device_name, has_kubelet
 from gpumap.model.errors import UsageError
 from gpumap.model.findings import judged_holders, judged_kinds, sums, waste_rank, worst_first
-from gpumap.model.formatting import UNKNOWN, age, counted, listed, number, ratio, size
+from gpumap.model.formatting import UNKNOWN, age, counted, gpus, listed, number, ratio, size
 from gpumap.model.grouping import grouped
 from gpumap.model.node import Device, Finding, Node
 from gpumap.model.terms import FINDINGS
@@ -175,7 +177,9 @@ GROUP_COLUMNS: tuple[Column[GroupSums], ...] = (
 def waste_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the findings, what could not be judged, and a last line of sums."""
     finding_rows = _rows(maps, shape)
-    doubts = list(few(_unjudged(maps), maps.fleet))
+    doubts = _add_source(few(_unjudged(maps), maps.fleet), shape)
+    selected_maps = select_rows(maps, shape.namespace, shape.words)
+    repairs = _add_source(sentences_of_each(selected_maps, gpus_to_repair), shape)
     groups = _groups(maps, shape.sums_by, shape) if shape.sums_by else []
     rows_max = _SHOWN_MAX if maps.fleet and not shape.wide else len(groups or finding_rows)
     unseen = max(len(groups or finding_rows) - rows_max, 0)
@@ -185,33 +189,39 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     elif finding_rows:
         columns_of_rows = make_container_droppable(COLUMNS, (row.finding.name for row in finding_rows[:rows_max]))
         block = table(add_node_column(columns_of_rows, fleet=maps.fleet), finding_rows[:rows_max], shape)
-    elif not maps.fleet and not any(of_device for node in maps.maps for of_device in rows(node, shape.namespace)):
-        block = no_rows(maps, shape.namespace)
-        if shape.namespace:
-            return notes([block, *(() if all_known(maps) else doubts), *maps.missing], shape.screen)
+    elif not maps.fleet and not any(node.devices for node in selected_maps.maps):
+        block = no_rows(maps, shape.namespace, shape.words)
+        if shape.namespace or shape.words:
+            return notes([block, *(() if all_known(maps) else doubts), *maps.missing], shape.screen) + "\n"
     elif not any(map(has_kubelet, maps.maps)):
-        return notes([*doubts, *sentences_of_each(maps, gpus_to_repair), *maps.missing], shape.screen)
+        return notes([*doubts, *repairs, *maps.missing], shape.screen) + "\n"
     elif any(judged_kinds(node) & {*_KINDS} for node in maps.maps):
         is_whole = not maps.missing and all(judged_kinds(node) >= {*_KINDS} for node in maps.maps)
         block = "No waste found." if is_whole else "No waste found in the known data."
     else:
         block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
+    total = sum_texts([row.finding for row in finding_rows])
     noun = f"more {shape.sums_by if groups else 'finding'}"
     hints = [f"{counted(unseen, noun)}: -o wide shows all."] if unseen else []
-    hints += [] if groups else sentences_of_each(maps, lambda node: _sharing(node, shape.namespace))
+    hints += [] if groups else sentences_of_each(selected_maps, _sharing)
     return join_blocks(
         [
             block,
             notes(hints, shape.screen),
-            notes(dict.fromkeys(map(_remedy, finding_rows)) if shape.wide else (), shape.screen),
+            notes(_remedies(() if groups else finding_rows, every=shape.wide), shape.screen),
             notes(doubts, shape.screen),
-            notes(few([*sentences_of_each(maps, gpus_to_repair), *maps.missing], maps.fleet), shape.screen, "red"),
-            notes([_summary(finding_rows, _sums(finding_rows, _judged_by_all(maps.maps)))], shape.screen, "bold"),
+            notes(few([*repairs, *maps.missing], maps.fleet), shape.screen, "red"),
+            notes([f"Sum of the findings: {', '.join(total)}."] if total else (), shape.screen, "bold"),
         ]
     )
 
 
-def _sharing(node: Node, namespace: str) -> Iterator[str]:
+def _add_source(sentences: Iterable[str], shape: Shape) -> list[str]:
+    """Return sentences. The commands that they name ask the source of this one."""
+    return [re.sub("`gpumap (doctor|top)", lambda name: name[0] + shape.source_flags, text) for text in sentences]
+
+
+def _sharing(node: Node) -> Iterator[str]:
     """Name the findings on memory that several containers were granted: WASTE has a part of it for each."""
     devices: dict[str | None, Device] = {device.uuid: device for device in node.devices}
     pools = grouped(
@@ -219,7 +229,7 @@ def _sharing(node: Node, namespace: str) -> Iterator[str]:
             (device.gpu_uuid or device.uuid, device.mig and device.mig.gpu_instance_id, device.memory.total_bytes),
             finding,
         )
-        for finding in select_namespace(node.findings or (), namespace)
+        for finding in node.findings or ()
         if finding.finding in ("idle", "maybe_idle", "unused")
         and (device := devices.get(finding.uuid))
         and device.memory
@@ -256,7 +266,7 @@ def waste_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
 
 
 def _rows(maps: NodeMaps, shape: Shape) -> list[FindingRow]:
-    finding_rows = [row for node in maps.maps for row in _rows_of(node, shape.namespace)]
+    finding_rows = [row for node in select_rows(maps, shape.namespace, shape.words).maps for row in _rows_of(node)]
     order = shape.order or _BY_SEVERITY
     if order in _ORDER_KEYS:
         return sorted(finding_rows, key=_ORDER_KEYS[order], reverse=shape.reverse)
@@ -269,10 +279,10 @@ _ORDER_KEYS = {
 }
 
 
-def _rows_of(node: Node, namespace: str) -> Iterator[FindingRow]:
+def _rows_of(node: Node) -> Iterator[FindingRow]:
     names: dict[str | None, str] = {gpu.uuid: str(gpu.index) for gpu in node.gpus}
     names |= {device.uuid: device_name(device) for device in node.devices}
-    for finding in select_namespace(node.findings or (), namespace):
+    for finding in node.findings or ():
         if finding.finding in _KINDS:
             yield FindingRow(
                 node.name, names.get(finding.uuid, UNKNOWN), max(node.timestamp - finding.since, 0.0), finding
@@ -296,11 +306,15 @@ def _unjudged(maps: NodeMaps) -> Iterator[str]:
         yield f"{sentence}{f': {why}' if why else ''} ({', '.join(unable[:3])}{', …' if len(unable) > 3 else ''})."
 
 
-def _remedy(row: FindingRow) -> str:
-    """Return what to do about all findings of a kind; about slots on no device for each pod."""
-    finding = row.finding
-    of_pod = f" of {finding.pod}" if finding.finding == "unmatched" else ""
-    return f"{finding.finding.replace('_', ' ')}{of_pod}: {finding.remedy}"
+def _remedies(finding_rows: Iterable[FindingRow], *, every: bool) -> Iterator[str]:
+    """Return the first remedy of each kind, or `every` one. Those of slots on no device are about a pod."""
+    texts = grouped((row.finding.finding, row.finding) for row in finding_rows if row.finding.remedy)
+    for kind, findings in texts.items():
+        sentences = (
+            f"{kind.replace('_', ' ')}{f' of {finding.pod}' if kind == 'unmatched' else ''}: {finding.remedy}"
+            for finding in (findings if every else findings[:1])
+        )
+        yield from dict.fromkeys(sentences)
 
 
 def _groups(maps: NodeMaps, level: str, shape: Shape) -> list[GroupSums]:
@@ -318,7 +332,10 @@ def _groups(maps: NodeMaps, level: str, shape: Shape) -> list[GroupSums]:
     group_sums.sort(key=lambda group: group.name)
     return sorted(
         group_sums,
-        key=lambda group: (group.sums["idle_gpus"] or 0.0, sum(group.sums[key] or 0.0 for key in _MEANINGS)),
+        key=lambda group: (
+            group.sums["idle_gpus"] or 0.0,
+            sum(amount or 0.0 for key, amount in group.sums.items() if key.endswith("_bytes")),
+        ),
         reverse=not shape.reverse,
     )
 
@@ -331,33 +348,17 @@ def _sums(rows: Iterable[FindingRow], judged: Container[str]) -> dict[str, float
     return {key: value for key, value in sums([row.finding for row in rows], judged).items() if key != "faults"}
 
 
-_MEANINGS = {
-    "unused_bytes": "granted but not used",
-    "squatter_bytes": "used by squatters",
-    "leftover_bytes": "used by leftovers",
-    "unexplained_bytes": "used by no process",
-    "over_bytes": "used over grants",
-}
-
-
-def _summary(finding_rows: Iterable[FindingRow], total: dict[str, float | None]) -> str:
-    shareless = sum(row.finding.finding == "idle" and row.finding.gpus is None for row in finding_rows)
-    share_note = f" (and {counted(shareless, 'holder')} of unknown share)" if shareless else ""
-    parts = [f"{ratio(total['idle_gpus'])} GPUs held idle{share_note}"]
-    for key, meaning in _MEANINGS.items():
-        if total[key] or key == "unused_bytes":
-            parts.append(f"{size(total[key])} {meaning}")
-    if total["not_offered_gpus"]:
-        parts.append(f"{counted(int(total['not_offered_gpus']), 'GPU')} not offered")
-    if total["maybe_idle_gpus"]:
-        parts.append(f"{ratio(total['maybe_idle_gpus'])} GPUs may be idle")
-    if total["unexplained_gpus"]:
-        parts.append(f"{ratio(total['unexplained_gpus'])} GPUs busy without a process")
-    if total["stalled_gpus"]:
-        parts.append(f"{ratio(total['stalled_gpus'])} GPUs may be stalled")
-    if total["unmatched"]:
-        parts.append(f"{counted(int(total['unmatched']), 'container')} with unmatched slots")
-    return f"Sum of the findings: {', '.join(parts)}."
+def sum_texts(findings: Sequence[Finding]) -> list[str]:
+    """Return the sums of findings as `squatter 9.0GiB`, worst first. Leaves out what is 0 or not known."""
+    texts: dict[str, list[str]] = {}
+    for key, total in sums(findings, ()).items():
+        kind, _, unit = key.rpartition("_")
+        text = {"bytes": size, "gpus": gpus}.get(unit, number)(total)
+        if total and key != "idle_holders":
+            texts.setdefault((kind or unit.removesuffix("s")).replace("_", " "), []).append(text)
+    if shareless := sum(finding.finding == "idle" and finding.gpus is None for finding in findings):
+        texts.setdefault("idle", []).append(f"{counted(shareless, 'holder')} of unknown share")
+    return [f"{word} {' and '.join(amounts)}" for word, amounts in texts.items()]
 
 
 def _value(row: FindingRow, *, fleet: bool) -> dict[str, object]:

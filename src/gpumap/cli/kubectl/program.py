@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap import __version__
-from gpumap.cli.args import WATCH_INTERVAL
+from gpumap.cli.args import WATCH_INTERVAL, add_words
 from gpumap.cli.commands import TABLES, Program, add_commands
 from gpumap.cli.parser import Parser, parse, top_parser
 from gpumap.model.errors import UsageError
@@ -38,6 +38,8 @@ def prepared(arguments: Sequence[str]) -> Callable[[], int]:
     """Parse the command line, and import what takes long. Raises UsageError and FatalError."""
     words = _complete(arguments)
     args = parse(command_parser(words), words)
+    if getattr(args, "words", None) and ":" not in args.words[0]:
+        args.only_node = args.words.pop(0)
     from gpumap.cli import watch  # noqa: F401
     from gpumap.cli.sources import kubectl  # noqa: F401 # the command itself imports it again
 
@@ -72,7 +74,8 @@ def _add_source(parser: Parser, command: str) -> None:
     if command == "inspect":
         help_ = "Has no effect: inspect always shows all namespaces."
     else:
-        parser.add_argument("only_node", metavar="NODE", nargs="?", help="Show only this node.")
+        parser.set_defaults(only_node=None)
+        add_words(parser)
         help_ = "Show containers of this namespace. (default: the context's)"
         selection.add_argument("-n", "--namespace", metavar="NAME", help=help_)
         help_ = "Show containers of all namespaces."
@@ -95,7 +98,7 @@ def _show(args: argparse.Namespace, report: Report, shape: Shape, _: Ask | None)
     from gpumap.cli.watch import read_view, run
 
     selection = _read_selection(args)
-    node = f" {selection.node}" if selection.node else ""
+    node = "".join(f" {word}" for word in (selection.node, *shape.words) if word)
     namespace = f" -n {shape.namespace}" if shape.namespace else " -A"
     order = f" --sort-by {shape.order}" if shape.order else ""
     context = f" --context {args.kubectl_context}" if args.kubectl_context else ""
@@ -131,7 +134,7 @@ def _read_selection(args: argparse.Namespace) -> AgentSelection:
 
 KUBECTL = Program(
     name=PROGRAM,
-    usage="[NODE] [flags]",
+    usage="[NODE] [WORD ...] [flags]",
     interval_help=WATCH_INTERVAL,
     has_prometheus=False,
     add_source=_add_source,

@@ -81,7 +81,8 @@ async def _ask_all(place: Endpoint, selection: AgentSelection) -> NodeMaps:
         node = f" on node {selection.node}" if selection.node else ""
         namespace = f" in namespace {selection.agent_namespace}" if selection.agent_namespace else ""
         why = f"no pod{node}{namespace} has the label {selection.selector}"
-        raise FatalError(f"{why}. Install gpumap, or set --agent-selector")
+        hint = f". To select rows, write pod:{selection.node}" if selection.node else ""
+        raise FatalError(f"{why}. Install gpumap, or set --agent-selector{hint}")
     slots = asyncio.Semaphore(_AT_ONCE)
     answers = await asyncio.gather(*(_map_of(place, agent, selection, slots) for agent in agents))
     maps = [answer for answer in answers if not isinstance(answer, str)]

@@ -23,6 +23,7 @@ LOOK_SECONDS = 1.0
 """Between the two collections of a command."""
 SM_SECONDS = 5.0
 """SM time is measured over at least so long, also if the interval is shorter."""
+SOURCE_FLAGS = tuple(flag.name for flag in FLAGS if flag.about == "sources")
 _ELSEWHERE = {
     "--url": "an agent with its own sources",
     "$GPUMAP_URL": "an agent with its own sources; --url '' asks this node",
@@ -41,11 +42,9 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
 
 def prepare_elsewhere(args: argparse.Namespace, source_flag: str) -> None:
     """Set up the log. Raises UsageError for flags about this node's sources: `source_flag` asks somewhere else."""
-    for flag in FLAGS:
-        if flag.about == "sources" and getattr(args, flag.name.removeprefix("--").replace("-", "_")) is not None:
-            raise UsageError(
-                f"{flag.name}: sets a source of this node, but {source_flag} asks {_ELSEWHERE[source_flag]}"
-            )
+    for flag in SOURCE_FLAGS:
+        if getattr(args, flag.removeprefix("--").replace("-", "_")) is not None:
+            raise UsageError(f"{flag}: sets a source of this node, but {source_flag} asks {_ELSEWHERE[source_flag]}")
     prepare(args, ("log",))
 
 

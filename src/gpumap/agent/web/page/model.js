@@ -165,103 +165,88 @@ export function processesOf(devices) {
       used: one.memory_bytes,
       sm: one.sm_ratio,
       work: workName(one.work),
+      finding: device.rows.find((row) => row.processes.includes(one))?.finding,
     })),
   );
 }
 
-// --- filter ----------------------------------------------------------------------------------------------------------
+// --- filter: the same as the WORDs of the commands (cli/filter.py; tests/filter_cases.py has cases of both) -------------
 
-const FIELDS = ["namespace", "pod", "container", "owner", "finding"];
-const DEVICE_FIELDS = ["uuid", "model", "gpu", "xid"];
-export const TERMS = ["gpu", "uuid", "model", "xid", "ns", "pod", "container", "owner", "finding"].map((field) => `${field}:`).join(" ");
+const FIELDS = ["gpu", "uuid", "model", "xid", "ns", "pod", "container", "owner", "finding"];
+export const TERMS = FIELDS.map((field) => `${field}:`).join(" ");
 
-/** Return the terms of a filter. All must match. "owner:gone" tests one field, a plain word tests all. */
-export function parse(query) {
-  return query
+/** Return the terms of a filter. All must match. "owner:gone" tests one field, a bare word tests all. */
+const parse = (query) =>
+  query
     .toLowerCase()
     .replace(/\b(gpu|xid) (\d+)\b/g, "$1:$2") // as the page writes it
     .split(/\s+/)
     .filter(Boolean)
-    .map((term) => {
-      const [, given, value] = /^(\w+):(.*)$/.exec(term) ?? [];
-      const field = given === "ns" ? "namespace" : given;
-      if (DEVICE_FIELDS.includes(field)) return { device: field, value };
-      return FIELDS.includes(field) ? { field, value } : { value: term };
+    .map((word) => {
+      const [, field, value] = /^(\w+):(.+)$/.exec(word) ?? [];
+      return FIELDS.includes(field) ? { field, value } : { value: word };
     });
+
+/** Return whether a text, or a list of whole values, has the term. A bare number is no part of a longer number or name. */
+function matches({ field, value }, ...texts) {
+  if (field) return value.split(",").some((part) => texts.some((words) => words[field]?.includes(part)));
+  const all = texts.map((words) => words.all).join("\n");
+  if (/^\d+$/.test(value)) return new RegExp(`\\b${value}\\b`).test(all);
+  return all.includes(value) || (value.length >= 8 && texts.some((words) => words.uuid?.includes(value)));
 }
 
-/** Return the text of a device that a term tests: everything, or one field. */
-const wordsOfDevice = (device) => {
-  const uuid = `${device.uuid} ${device.gpu_uuid}`.toLowerCase();
-  const model = `${text(device.gpu?.model)} ${text(device.mig?.profile)}`.toLowerCase();
-  const { pci_bus_id: bus, xids = [], faults = [] } = device.gpu ?? {};
-  const own = [...faults, ...(device.findings ?? [])];
-  const signs = [...xids.map((one) => one.words), ...own.map((one) => one.why)];
-  return {
-    uuid,
-    model,
-    gpu: [String(device.index)],
-    xid: xids.map((one) => one.code),
+const lowered = (words) => words.flat().map(text).join("\n").toLowerCase();
+
+function wordsOfDevice(device) {
+  const { index, uuid, gpu_uuid: parent, mig, gpu, findings = [] } = device ?? {};
+  const own = [...(gpu?.faults ?? []), ...findings];
+  const words = {
+    gpu: [`${index}`, ...(mig ? [`${index}/${mig.gpu_instance_id}/${mig.compute_instance_id}`] : [])],
+    uuid: lowered([uuid, parent, gpu?.pci_bus_id]),
+    model: lowered([gpu?.model, mig?.profile]),
+    xid: (gpu?.xids ?? []).map((one) => one.code),
     finding: own.map((one) => one.finding),
-    all: [uuid, model, text(bus), ...signs].join("\n").toLowerCase(),
   };
-};
+  const signs = [...(gpu?.xids ?? []).map((one) => one.words), ...own.map((one) => one.why)];
+  return { ...words, all: lowered([index, words.model, words.finding, signs]) };
+}
 
-const found = (device, { device: field = "all", value }) => device[field].includes(value);
-const wordsOfRow = (row) =>
-  [
-    row.namespace,
-    row.pod,
-    row.container,
-    row.owner,
-    row.pod_uid,
-    row.work,
-    row.comm,
-    row.pid,
-    row.finding?.why,
-    ...(row.processes ?? []).flatMap((one) => [one.pid, one.comm]),
-  ]
-    .join(" ")
-    .toLowerCase();
-
-const holds = (term, device, row) => {
-  if (term.device) return found(device, term);
-  if (term.field === "finding") return hasFinding([row.finding?.finding], term);
-  if (term.field) return text(row[term.field]).toLowerCase().includes(term.value);
-  return found(device, term) || wordsOfRow(row).includes(term.value);
-};
-
-const hasFinding = (kinds, { value }) => value.split(",").some((kind) => kinds.includes(kind));
-const isOfDevice = (term, device) => (term.field === "finding" ? hasFinding(device.finding, term) : !term.field && found(device, term));
+function wordsOfRow({ namespace, pod, container, work, owner, finding, processes, resource, reason }) {
+  const [ns, name, part, who] = [namespace, pod || work, container, owner].map((one) => text(one).toLowerCase());
+  const pids = (processes ?? []).map((one) => `${one.pid} ${one.comm}`);
+  const names = [namespace, pod, container].filter(Boolean).join("/");
+  const all = lowered([ns, name, part, who, text(finding?.finding), names, resource, reason, pids, text(finding?.why)]);
+  return { ns, pod: name, container: part, owner: who, finding: finding ? [finding.finding] : [], all };
+}
 
 /** Return the devices that match, with their matching rows. */
 export function filtered(devices, query) {
   const terms = parse(query);
-  if (!terms.length) return devices;
   return devices.flatMap((device) => {
     const words = wordsOfDevice(device);
-    if (terms.every((term) => isOfDevice(term, words))) return [device];
-    const rows = device.rows.filter((row) => terms.every((term) => holds(term, words, row)));
+    if (terms.every((term) => matches(term, words))) return [device];
+    const rows = device.rows.filter((row) => terms.every((term) => matches(term, words, wordsOfRow(row))));
     return rows.length ? [{ ...device, rows, narrowed: true }] : [];
   });
 }
 
-/** Return the findings that match: by themselves, by their row, or by their device. */
+/** Return the findings that match: by themselves, by their row, or by their device; and those of GPUs of devices that match. */
 export function filteredFindings(map, devices, query) {
   const terms = parse(query);
+  const selected = filtered(devices, query).map((device) => device.gpu_uuid);
   const rows = new Map(devices.flatMap((device) => device.rows.map((row) => [row.finding?.place, row])));
   return findingsOf(map).filter((one, place) => {
     const device = devices.find(({ uuid }) => uuid === one.uuid) ?? devices.find((other) => other.gpu_uuid === one.uuid);
-    const row = { ...(rows.get(place) ?? one), finding: one };
-    return terms.every((term) => holds(term, wordsOfDevice(device ?? NO_DEVICE), row));
+    const words = wordsOfRow({ ...(rows.get(place) ?? one), finding: one });
+    const ofGpu = GPU_FINDINGS.includes(one.finding) && selected.includes(one.uuid);
+    return ofGpu || terms.every((term) => matches(term, wordsOfDevice(device), words));
   });
 }
 
-const NO_DEVICE = { uuid: "", gpu_uuid: "" };
-
 export function filteredProcesses(processes, query) {
   const terms = parse(query);
-  return processes.filter((one) => terms.every((term) => holds(term, wordsOfDevice(one.device), one)));
+  const words = (one) => wordsOfRow({ ...one, processes: [one] });
+  return processes.filter((one) => terms.every((term) => matches(term, wordsOfDevice(one.device), words(one))));
 }
 
 // --- order -----------------------------------------------------------------------------------------------------------
