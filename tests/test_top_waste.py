@@ -631,7 +631,7 @@ def test_a_gpu_that_needs_repair_is_named() -> None:
     asks = changed(gpu, recovery_action="gpu_reset", remedies={"recovery_action": "End its work."})
     for broken, said in (
         (rows, "GPU 1 needs a reset to replace bad memory rows. Reset it."),
-        (asks, "GPU 1 requires a reset: end its work, then reset it. End its work."),
+        (asks, "GPU 1 requires a reset. End its work."),
     ):
         node = judged_again(found, gpus=(well, broken))
         assert said in map_table(node, Shape()).splitlines()
