@@ -152,7 +152,9 @@ def test_a_gpu_counts_once() -> None:
     assert BROKEN.finding_sums["faults"] == 1
     also = "; also recovery node reboot, XID 79"
     for show in (map_table, top_table):
-        assert [line for line in show(BROKEN, Shape()).splitlines() if line.startswith("GPU 1 ")] == [f"GPU 1 fell off the bus{also}."]
+        assert [line for line in show(BROKEN, Shape()).splitlines() if line.startswith("GPU 1 ")] == [
+            f"GPU 1 fell off the bus{also}."
+        ]
     assert [check.check for check in doctor_checks(BROKEN) if check.check.startswith("gpu/")] == ["gpu/1"]
     assert check(BROKEN).code == 1
     assert check(BROKEN).line == f"GPU 1 {LOST_WORDS}{also}"[:77] + "..."

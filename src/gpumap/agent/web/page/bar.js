@@ -2,10 +2,10 @@
 
 import { h } from "./dom.js";
 import { isGranted } from "./model.js";
-import { bytes, OWNERS, printable } from "./words.js";
+import { bytes, ownerWord, printable } from "./words.js";
 
 const SEGMENTS = 24;
-const USERS = { ...OWNERS, unassigned: "squatter", gone: "leftover" }; // use without a grant has the finding's word
+const userWord = (owner) => ({ unassigned: "squatter", gone: "leftover" })[owner] ?? ownerWord(owner); // the finding's word
 const NAMED_FROM = 0.14; // of the bar: room for a name
 
 /** `rows` are those of the device, or of all devices of a GPU. */
@@ -21,11 +21,11 @@ export function bar({ memory, holding, rows: all }) {
   const width = (value) => `${((100 * value) / barBytes).toFixed(2)}%`;
   const part = (key, kind, value, title) => value > 0 && h("span", { key, class: `segment ${kind}`, width: width(value), title });
   const segments = few.map((row, index) => {
-    const label = `${row.pod ? `${row.namespace}/${row.pod}` : row.work || USERS[row.owner]} ${bytes(row.used)}`;
+    const label = `${row.pod ? `${row.namespace}/${row.pod}` : row.work || userWord(row.owner)} ${bytes(row.used)}`;
     return h(
       "span",
       { key: `${index} ${row.key}`, class: `segment ${row.tint}`, width: width(row.used), title: printable(label) },
-      row.used / barBytes > NAMED_FROM ? h("bdi", {}, printable(row.pod || row.work || USERS[row.owner])) : null,
+      row.used / barBytes > NAMED_FROM ? h("bdi", {}, printable(row.pod || row.work || userWord(row.owner))) : null,
     );
   });
   return h(
@@ -59,7 +59,7 @@ export function legend(rows, { reserved, granted }) {
     "ul",
     { class: "legend", "aria-label": "Meaning of the memory bars" },
     rows.some((row) => isGranted(row) && row.used > 0) && mark("assigned", "tint-0", "holder (one colour each)"),
-    owners.map((owner) => mark(owner, `is-${owner}`, USERS[owner])),
+    owners.map((owner) => mark(owner, `is-${owner}`, userWord(owner))),
     reserved && mark("reserved", "reserved", "reserved by the driver"),
     granted && mark("granted", "granted", "granted"),
   );

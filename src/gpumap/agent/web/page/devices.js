@@ -6,7 +6,7 @@ import { advice, cell, containerName, deviceName, findingMark, more, outOf, owne
 import { bar } from "./bar.js";
 import { activity, problems, sensors } from "./health.js";
 import { listedBytes } from "./totals.js";
-import { bytes, clock, count, duration, known, moment, name, OWNER_MEANS, OWNERS, percent, printable, share } from "./words.js";
+import { bytes, clock, count, duration, known, moment, name, ownerWord, percent, printable, share } from "./words.js";
 
 const NAMED = 3; // holders of a whole GPU, at each of its instances
 const ROWS = 12; // of a device's table, before one asks for the rest
@@ -104,12 +104,13 @@ function memoryFacts(device) {
     ["free", freeFor(device.memory, [device])],
     granted.length > 0 && ["granted", bytes(granted.reduce((sum, bytesGranted) => sum + bytesGranted, 0))],
     reserved && ["reserved", bytes(reserved)],
-    rest && ["unaccounted", h("span", { title: rest < 0 ? SHARED : OWNER_MEANS.unaccounted }, bytes(rest))],
+    rest && ["unaccounted", h("span", { title: rest < 0 ? SHARED : REST }, bytes(rest))],
     activity(device),
   ];
 }
 
 const UNIFIED = "The device does not report its own memory, such as one that shares the machine's";
+const REST = "Memory that no process explains: used by the driver, or by processes whose memory is not reported";
 const SHARED = "Negative: processes share memory, and each reports all of it";
 
 function curvesOf(device, context) {
@@ -139,6 +140,8 @@ export function freeWords(line) {
   return [number && (line.devices.length > 1 ? `${number} free` : "free"), ...ratios.filter((ratio) => ratio < 1).map((ratio) => `${percent(ratio)} free`)].filter(Boolean).join(", ");
 }
 
+const HINDRANCES = ["fault", "not_offered", "squatter", "leftover", "unexplained"];
+
 /** Return the text for a GPU that no container holds, or whose holders are not known. */
 export function vacancy(line, context) {
   if (line.devices[0].bare) return "no MIG device";
@@ -147,7 +150,7 @@ export function vacancy(line, context) {
     return line.devices.every((device) => usesKnown(device, context)) ? "not in use" : "use not known";
   }
   const reasons = [...new Set(line.devices.map((device) => device.not_free_reason).filter(Boolean))];
-  const words = reasons.map((reason) => (OWNERS[reason] ? `used by ${OWNERS[reason]}` : reason.replace("_", " ")));
+  const words = reasons.map((reason) => (HINDRANCES.includes(reason) ? reason.replace("_", " ") : `used by ${ownerWord(reason)}`));
   const texts = [freeWords(line), ...(words.length ? ["not held", ...words] : [])].filter(Boolean);
   return texts.length ? texts.join(", ") : known(null, null, "Its holders or its processes are not known");
 }
@@ -155,11 +158,7 @@ export function vacancy(line, context) {
 const usesKnown = (device, { map }) => device.owners.size > 0 && map.capabilities.pid_visibility;
 
 const unheld = (device, map) =>
-  !hasKubelet(map)
-    ? "This machine has no kubelet, so no container holds it."
-    : device.holders === 0 && !device.may_have_more
-      ? "No container holds it."
-      : "Its holders are not known.";
+  !hasKubelet(map) || (device.holders === 0 && !device.may_have_more) ? "No container holds it." : "Its holders are not known.";
 
 const facts = (pairs) =>
   h(

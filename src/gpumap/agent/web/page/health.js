@@ -55,7 +55,6 @@ export function activity(device) {
   return parts.length > 0 && ["active", h("span", { title: ACTIVITY }, text)];
 }
 
-const SINCE = "Since gpumap listens for them";
 const ACTIVITY =
   "Mean over the last interval: busy SMs; warps on them, as a share of their maximum; busy tensor cores; " +
   "used memory bandwidth; time in which any engine was busy; busy FP64, FP32 and FP16 pipes";
@@ -87,7 +86,7 @@ export function problems(gpu, map) {
 
 const fault = (finding) => h("li", { key: finding.reason, class: "bad" }, `This GPU ${printable(finding.why)}.`, advice(finding.remedy));
 
-const error = (key, text, title) => h("li", { key, class: "warn", title }, text);
+const error = (key, text) => h("li", { key, class: "warn" }, text);
 
 function ecc(gpu) {
   const lost = Object.entries(gpu.reading?.ecc_errors?.uncorrected ?? {}).filter(([, errors]) => errors);
@@ -106,6 +105,6 @@ function xids(gpu, map) {
     const more = names.size > HIT ? ` and ${names.size - HIT} more` : "";
     const times = errors > 1 ? `, ${errors} times` : "";
     const when = timestamp ? `, ${times ? "last " : ""}${duration(map.timestamp - timestamp)} ago` : "";
-    return error(`xid ${code}`, [fatal ? `XID ${code}` : words, times, when, first, more, "."], SINCE);
+    return error(`xid ${code}`, [fatal ? `XID ${code}` : words, times, when, first, more, "."]);
   });
 }

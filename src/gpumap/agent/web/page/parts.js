@@ -1,7 +1,7 @@
 // Parts of several views: container names, owner marks, table heads that sort, and device names.
 
 import { h } from "./dom.js";
-import { cutName, name, OWNER_MEANS, OWNERS, printable, prose } from "./words.js";
+import { cutName, name, ownerWord, printable, prose } from "./words.js";
 
 export function containerName(row) {
   if (!row.pod) return null;
@@ -27,8 +27,7 @@ export const advice = (text) => remedy(text?.replace(/^.*?\. (?=[A-Z])/, ""));
 /** Return a value with its limit, if that is known. */
 export const outOf = (value, limit) => [value, limit ? h("span", { class: "of" }, ` / ${limit}`) : null];
 
-export const ownerMark = (owner) =>
-  h("span", { class: `mark-owner is-${owner}`, title: OWNER_MEANS[owner] ?? owner }, OWNERS[owner] ?? printable(owner));
+export const ownerMark = (owner) => h("span", { class: `mark-owner is-${owner}` }, ownerWord(owner));
 
 /** Return the mark of a finding. With `href` it is a link to the device or to all findings. */
 export const findingMark = (kind, href, number) =>

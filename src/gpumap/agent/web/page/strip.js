@@ -10,7 +10,8 @@ import { outOf } from "./parts.js";
 import { listedBytes, memoryOf } from "./totals.js";
 import { bytes, count, cutName, known, name, percent, printable } from "./words.js";
 
-const NAMED = 3; // holders, or work outside pods, on a line
+const ROOM = 42; // characters of names on a line
+const NAME = 21; // of a name that is cut
 const FEW = 2; // GPUs that are open from the start
 
 /** Return whether to show the details of a GPU: if the reader opened it or filters, or if there are few GPUs. */
@@ -110,14 +111,16 @@ function busy(gpu, why) {
 
 /** Return the first pods that hold a part of the GPU, the number of others, and what is free; without a kubelet, its users. */
 function holders(line, context) {
+  const free = freeWords(line);
   const migDevices = line.devices.filter((device) => device.mig).length;
   const names = [...new Map(hasKubelet(context.map) ? podsOn(line) : worksOn(line))];
-  const first = names.slice(0, NAMED).map(([title, word], index, { length }) => h("span", { title: printable(title) }, cutName(word, "pod"), index < length - 1 && ","));
+  let room = ROOM;
+  const first = names.filter(([, word]) => (room -= Math.min(word.length, NAME)) >= 0).map(([title, word], index, { length }) => h("span", { title: printable(title) }, cutName(word, "pod"), index < length - 1 && ","));
   return [
     migDevices > 0 && h("span", { class: "of" }, `${count(migDevices, "MIG device")}:`),
     names.length ? h("span", { class: "names" }, first) : h("span", { class: "of" }, vacancy(line, context)),
-    names.length > NAMED && h("span", { class: "more-names" }, `+${names.length - NAMED}`),
-    names.length > 0 && h("span", { class: "of" }, freeWords(line)),
+    names.length > first.length && h("span", { class: "more-names" }, `+${names.length - first.length}`),
+    names.length > 0 && free && h("span", { class: "of" }, free),
   ];
 }
 

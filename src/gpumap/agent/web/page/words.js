@@ -68,29 +68,7 @@ export function cutName(text, kind) {
   return h("bdi", { class: end ? `${kind} cut` : kind }, end ? [h("span", {}, characters.join("")), h("span", {}, end)] : characters.join(""));
 }
 
-export const OWNERS = {
-  assigned: "assigned",
-  unassigned: "unassigned",
-  gone: "gone",
-  scheduled: "scheduled",
-  host: "host",
-  mps_server: "MPS server",
-  sibling: "sibling instance",
-  unknown: "unknown",
-  unaccounted: "unaccounted",
-};
-
-export const OWNER_MEANS = {
-  assigned: "The kubelet assigned this device to the container.",
-  unassigned: "A container of a live pod uses this device, but does not hold it.",
-  gone: "Processes of a pod that no longer exists.",
-  scheduled: "A scheduler lets the pod share this device. The kubelet assigned it nothing.",
-  host: "Processes outside pods.",
-  mps_server: "The MPS server, which works for its clients.",
-  sibling: "Processes of the other compute instances that share this memory.",
-  unknown: "No source can name the pod or the container, or its assignment.",
-  unaccounted: "Memory that no process explains: used by the driver, or by processes whose memory is not reported.",
-};
+export const ownerWord = (owner) => ({ mps_server: "MPS server", sibling: "sibling instance" })[owner] ?? printable(owner);
 
 /** The throttle reasons of clocks. */
 export const SLOWED = {
