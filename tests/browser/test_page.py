@@ -132,7 +132,7 @@ async def test_a_shared_card(site: Site, browser: Browser) -> None:
         assert facts.startswith("model Test used 30.1 GiB / 80.0 GiB")
         assert "unaccounted 100 MiB" in facts
         assert "free 49.9 GiB, shared by 2 " in facts
-        assert await one.texts(".gpu .names") == ["busy, idle"]
+        assert await one.texts(".gpu .names") == ["busy idle"]
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
         assert tiles["GPUs"] == "1"
         assert tiles["Squatter"] == "5.0 GiB 1 pod"

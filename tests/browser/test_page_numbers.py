@@ -241,7 +241,7 @@ async def test_a_machine_without_a_kubelet(site: Site, browser: Browser) -> None
     async with tab(browser, site.url) as one:
         assert (await one.texts(".head span"))[-1] == "Used by"
         assert await one.texts(".held > .of") == ["in use", "not in use"]
-        assert await one.texts(".held .names") == ["user/alice, user/bob, user/cleo"]
+        assert await one.texts(".held .names") == ["user/alice user/bob user/cleo"]
         assert await one.texts(".held .more-names") == ["+1"]
         assert list(await tiles(one)) == ["GPUs", "Memory used", "Fault"]
         assert await one.texts("#health li b") == ["nvml", "procfs", *await one.texts("#health ul + ul li b")]

@@ -157,9 +157,6 @@ export function vacancy(line, context) {
 
 const usesKnown = (device, { map }) => device.owners.size > 0 && map.capabilities.pid_visibility;
 
-const unheld = (device, map) =>
-  !hasKubelet(map) || (device.holders === 0 && !device.may_have_more) ? "No container holds it." : "Its holders are not known.";
-
 const facts = (pairs) =>
   h(
     "dl",
@@ -173,7 +170,8 @@ function containers(device, context) {
   if (!rows.length && device.whole.length) return null;
   if (!rows.length) {
     const uses = !usesKnown(device, context) ? "Its use is not known." : "No known use.";
-    return h("p", { class: "empty" }, `${unheld(device, context.map)} ${uses}`);
+    const isUnheld = !hasKubelet(context.map) || (device.holders === 0 && !device.may_have_more);
+    return h("p", { class: "empty" }, `${isUnheld ? "No container holds it." : "Its holders are not known."} ${uses}`);
   }
   const all = state.open.has(device.uuid) || device.narrowed || rows.length <= ROWS + 2;
   const visibleRows = all ? rows : rows.slice(0, ROWS);

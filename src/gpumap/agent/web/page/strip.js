@@ -10,8 +10,7 @@ import { outOf } from "./parts.js";
 import { listedBytes, memoryOf } from "./totals.js";
 import { bytes, count, cutName, known, name, percent, printable } from "./words.js";
 
-const ROOM = 42; // characters of names on a line
-const NAME = 21; // of a name that is cut
+const ROOM = 42; // characters of two or three names on a line
 const FEW = 2; // GPUs that are open from the start
 
 /** Return whether to show the details of a GPU: if the reader opened it or filters, or if there are few GPUs. */
@@ -115,7 +114,7 @@ function holders(line, context) {
   const migDevices = line.devices.filter((device) => device.mig).length;
   const names = [...new Map(hasKubelet(context.map) ? podsOn(line) : worksOn(line))];
   let room = ROOM;
-  const first = names.filter(([, word]) => (room -= Math.min(word.length, NAME)) >= 0).map(([title, word], index, { length }) => h("span", { title: printable(title) }, cutName(word, "pod"), index < length - 1 && ","));
+  const first = names.filter(([, word]) => (room -= Math.min(Math.max(word.length, ROOM / 3), ROOM / 2)) >= 0).map(([title, word]) => h("span", { title: printable(title) }, cutName(word, "pod")));
   return [
     migDevices > 0 && h("span", { class: "of" }, `${count(migDevices, "MIG device")}:`),
     names.length ? h("span", { class: "names" }, first) : h("span", { class: "of" }, vacancy(line, context)),

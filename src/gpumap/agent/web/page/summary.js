@@ -37,7 +37,7 @@ export function overview(map, devices) {
     ]),
     assigned && tile("Wastes most", "The finding with the most memory, and granted memory that idle and other holders do not use", first ? (first.pod ? cutName(first.pod, "pod") : first.finding) : size(sums.unused_bytes), [
       first && `${first.memory_bytes ? bytes(first.memory_bytes) : gpus(first.gpus)} ${first.finding.replace("_", " ")}`,
-      first && sums.unused_bytes && `${bytes(sums.unused_bytes)} idle or unused in all`,
+      /idle|unused/.test(first?.finding) && sums.unused_bytes && `${bytes(sums.unused_bytes)} in all`,
     ], "waste", first && "sort=-waste"),
     assigned && tile("Idle", "Containers that hold a device and do no work", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus), sums.maybe_idle_gpus ? `${gpus(sums.maybe_idle_gpus)} maybe idle` : null], "idle", sums.idle_holders),
     assigned && tile("Squatter", "Memory of containers that do not hold the device", size(sums.squatter_bytes), [pods("squatter") && count(pods("squatter"), "pod")], "squatter", sums.squatter_bytes),
