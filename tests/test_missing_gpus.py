@@ -65,11 +65,11 @@ def test_a_gpu_that_nvml_never_listed() -> None:
     assert snapshot.node.timestamp - first.node.timestamp == GRACE, "at the limit it counts"
     (fault,) = missing(snapshot)
     assert (fault.finding, fault.uuid, fault.gpus) == ("fault", None, 1.0)
-    assert fault.why == "1 GPU: on PCI, not in NVML: see NVRM in dmesg (0000:03:00.0)"
+    assert fault.why == "1 GPU: on PCI, not in NVML (0000:03:00.0)"
     assert "RmInitAdapter" in (fault.remedy or "")
     assert fault.since == first.node.timestamp
     assert snapshot.node.judged["fault"] == 3
-    assert check(snapshot.node) == check(snapshot.node, ["down"]) == (1, fault.why)
+    assert check(snapshot.node) == check(snapshot.node, ["down"]) == (1, f"{fault.why}: see NVRM in dmesg")
     rows = {result.check: result for result in doctor_checks(snapshot.node)}
     assert rows["gpu/?"].why == f"not_in_nvml: {fault.why}"
     assert "pci" not in rows

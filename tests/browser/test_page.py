@@ -121,21 +121,22 @@ async def test_a_shared_card(site: Site, browser: Browser) -> None:
         assert idle.endswith("1 0.1 – 0 0 0 % 10 s")
         (squatter,) = await one.undated(row(one, "other/squatter"))
         assert squatter == (
-            "other/squatter main not assigned squatter · uses a device that it does not hold: PID 12 python3 "
+            "other/squatter main squatter · uses a device that it does not hold: PID 12 python3 "
             "0 0 0 5.0 GiB 5.0 GiB 25 % now"
         )
-        assert await one.texts(row(one, "other/leftover")) == [
-            "other/leftover main deleted pod · 1 process: trainer 3.0 GiB 0 %"
+        assert await one.undated(row(one, "other/leftover")) == [
+            "other/leftover main leftover · its pod no longer exists, but left PID 13 trainer 3.0 GiB 0 %"
         ]
         assert await one.texts(row(one, "Xorg")) == ["host · 1 process: Xorg 2.0 GiB 0 %"]
         facts = (await one.texts(".gpu .facts"))[0]
         assert facts.startswith("model Test used 30.1 GiB / 80.0 GiB")
         assert "unaccounted 100 MiB" in facts
-        assert await one.texts(".gpu .names") == ["busy, idle"]
+        assert "free 49.9 GiB, shared by 2 " in facts
+        assert await one.texts(".gpu .names") == ["busy idle"]
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
         assert tiles["GPUs"] == "1"
-        assert tiles["Used, not granted"] == "5.0 GiB 1 pod"
-        assert tiles["Left over"] == "3.0 GiB 1 pod"
+        assert tiles["Squatter"] == "5.0 GiB 1 pod"
+        assert tiles["Leftover"] == "3.0 GiB 1 pod"
         names = await one.texts("tbody th")
         assert names[0].startswith("other/squatter"), "what needs attention comes first"
         assert await one.page.locator(".segment").evaluate_all("all => all.map(one => one.title)") == [
@@ -147,8 +148,8 @@ async def test_a_shared_card(site: Site, browser: Browser) -> None:
         ]
         assert await one.texts(".legend li") == [
             "holder (one colour each)",
-            "not assigned",
-            "deleted pod",
+            "squatter",
+            "leftover",
             "host",
             "unaccounted",
         ]
@@ -193,7 +194,7 @@ async def test_idle_holders_say_for_how_long(site: Site, browser: Browser) -> No
             text,
         )
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
-        assert tiles["Held idle"] == "2 holders 0.2 GPUs"
+        assert tiles["Idle"] == "2 holders 0.2 GPUs"
 
 
 async def test_unknown_is_a_dash_with_its_reason(site: Site, browser: Browser) -> None:
@@ -212,8 +213,8 @@ async def test_unknown_is_a_dash_with_its_reason(site: Site, browser: Browser) -
         assert sum("hostPID" in title for title in titles) == 4
         await expect(one.page.locator("#attention")).to_contain_text("hostPID")
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
-        assert tiles["Used, not granted"].startswith("–")
-        assert tiles["Left over"].startswith("–")
+        assert tiles["Squatter"].startswith("–")
+        assert tiles["Leftover"].startswith("–")
 
 
 async def test_it_is_live(site: Site, browser: Browser) -> None:
@@ -227,7 +228,7 @@ async def test_it_is_live(site: Site, browser: Browser) -> None:
         node.pods[2].listed = False
         site.collect(node)
         await expect(one.page.locator(row(one, "team/busy"))).to_contain_text("40.0 GiB")
-        await expect(one.page.locator(row(one, "other/squatter"))).to_contain_text("deleted pod")
+        await expect(one.page.locator(row(one, "other/squatter"))).to_contain_text("leftover")
         assert await one.page.evaluate("window.before.isConnected")
         assert await one.page.evaluate("document.activeElement.textContent") == "Peak"
 
@@ -281,7 +282,20 @@ async def test_filter(site: Site, browser: Browser) -> None:
             await one.page.keyboard.press("Escape")
             await expect(one.page.locator(".gpu")).to_have_count(2)
             assert "#" not in one.page.url
-            await one.page.locator("#filter").blur()
+
+
+async def test_a_reason_opens_by_key_and_by_tap(site: Site, browser: Browser) -> None:
+    """A dash is a button that opens its reason. Esc closes the reason, and leaves the filter."""
+    site.collect(shared_card())
+    async with tab(browser, f"{site.url}#q=busy", width=400) as one:
+        dash, reason = one.page.locator("td .unknown").first, one.page.locator("#why")
+        for opened in (dash.press("Enter"), dash.click()):
+            await expect(reason).to_be_hidden()
+            await opened
+            await expect(reason).to_have_text(re.compile("This kind of sharing grants no memory"))
+            await one.page.keyboard.press("Escape")
+        await expect(reason).to_be_hidden()
+        await expect(one.page.locator("#filter")).to_have_value("busy")
 
 
 async def test_links_are_deep(site: Site, browser: Browser) -> None:
@@ -359,8 +373,8 @@ async def test_colours_follow_the_reader(site: Site, browser: Browser, dark: boo
             "tbody .pod",
             "tbody .ns",
             "thead button",
-            ".mark-owner.is-gone",
-            ".mark-owner.is-unassigned",
+            ".mark-finding.is-leftover",
+            ".mark-finding.is-squatter",
             ".tile dt",
             "#age",
         ):
@@ -575,7 +589,7 @@ async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
     async with tab(browser, site.url) as one:
         assert "slowed by heat (hardware)" in (await one.texts(".gpu .facts"))[0]
         failure, errors = await one.texts(".ills li")
-        said = "This GPU has bad memory: run the field diagnostic; also row_remap_pending. The GPU cannot replace"
+        said = "This GPU has bad memory; also row remap pending. Drain the node, and run NVIDIA's field diagnostic."
         assert failure.startswith(said)
         assert errors == "3 memory errors over its life were not correctable: dram 2, sram 1."
         assert await one.texts(".marks") == ["fault squatter +1"]
@@ -595,13 +609,13 @@ async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int
 
     show(site, cards(2, 1), need)
     async with tab(browser, site.url, width=width) as one:
-        notice = one.page.locator("li.fault", has_text="drain and reset it")
+        notice = one.page.locator("li.fault", has_text="Has reduced capacity")
         await expect(notice).to_contain_text("Start no new work on it. When its work has ended, run")
         await expect(one.page.locator("#attention li.fault")).to_have_count(2)
         await expect(one.page.locator(".tile.is-fault dd")).to_have_text("2")
         up, down = await one.texts(".ills li")
-        assert up.startswith("This GPU has reduced capacity: drain and reset it. The GPU works with reduced capacity.")
-        assert down.startswith("This GPU fell off the bus: drain the node, then reboot it; also recovery_node_reboot. ")
+        assert up.startswith("This GPU has reduced capacity. Start no new work on it.")
+        assert down.startswith("This GPU fell off the bus; also recovery node reboot. Cordon the node, drain it and ")
         assert "<index>" not in up + down
         await expect(one.page.locator(".gpu.down")).to_contain_text("down: lost")
         assert await one.width_over() <= 0
@@ -629,15 +643,14 @@ async def test_xid_errors_name_whom_they_hit(site: Site, browser: Browser) -> No
     show(site, partitioned(), err)
     async with tab(browser, f"{site.url}#{gpu_uuid(1)}") as one:
         assert await one.texts(".ills li") == [
-            "This GPU had XID 79: GPU has fallen off the bus. The GPU had XID errors. Read dmesg on the node, and "
-            "NVIDIA's catalog of XID errors. Usually an application causes 13, 31, 43, 45, 68 and 109, and the GPU "
-            "causes other codes.",
+            "This GPU had XID 79: GPU has fallen off the bus. Cordon the node, drain it and reboot it. If it happens "
+            "again, check the hardware.",
             "XID 31: bad access, 2 times, last 4 min ago, while held or used by team/pod-0 main, team/pod-1 main, "
             "team/pod-2 main and 2 more.",
-            "XID 79: off the bus, 9 s ago.",
+            "XID 79, 9 s ago.",
             "XID 500, 3 times.",
         ]
-        assert await one.texts(f"[id='{gpu_uuid(1)}'] .marks") == ["fault XID 79: off the bus +2"]
+        assert await one.texts(f"[id='{gpu_uuid(1)}'] .marks") == ["fault XID 79 +2"]
         for query, devices in (("xid:79", ["GPU 1"]), ("off the bus", ["GPU 1"]), ("xid:7", [])):
             await one.page.locator("#filter").fill(query)
             await expect(one.page.locator(".gpu")).to_have_count(len(devices))

@@ -20,7 +20,7 @@ from gpumap.model.observations import Moment
 from gpumap.model.snapshot import Snapshot
 from tests import golden
 from tests.browser.browser import WATCHED, Site, Tab, tab
-from tests.browser.test_page import UUID, cards, holder, partitioned, row, shared_card
+from tests.browser.test_page import SHARED, UUID, cards, holder, partitioned, row, shared_card
 from tests.browser.test_page import start_browser as start_browser  # the fixture `browser`
 from tests.browser.test_page import start_site as start_site  # the fixture `site`
 from tests.filter_cases import CASES, filter_node
@@ -130,8 +130,8 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
     site.collect(held_whole(), WATCHED)
     async with tab(browser, site.url) as one:
         shown = await tiles(one)
-        assert (shown["GPUs"], shown["Held"]) == ("1 2 devices", "2 of 2 0 free")
-        assert shown["Held idle"] == "–"
+        assert (shown["GPUs"], shown["Held"]) == ("2 MIG devices", "2 of 2 0 free")
+        assert shown["Idle"] == "–"
         assert await one.texts("#content h2, #content h3") == [
             "GPU 0", "GPU 0 whole", "GPU 0 MIG 1/0", "GPU 0 MIG 2/0",
         ]  # fmt: skip
@@ -141,7 +141,7 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
             "team/whole main whole – – 2.0 GiB 2.0 GiB – –",
             "team/whole main whole – – 0 0 – 5 min",
         ]
-        assert "free" not in " ".join(await one.texts(".facts"))
+        assert "free 7.9 GiB, granted to whole" in (await one.texts(".part .facts"))[0]
         titles = await one.page.locator(".part").nth(1).locator("tbody .unknown").evaluate_all(
             "all => all.map(one => one.title)"
         )  # fmt: skip
@@ -153,18 +153,18 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
 OVERVIEWS: dict[str, tuple[Callable[[], TestNode], dict[str, str]]] = {
     "nobody is visible": (
         lambda: blind(shared_card()),
-        {"Held idle": "–", "Used, not granted": "–", "Held": "1 of 1 0 free", "Faults": "0"},
+        {"Idle": "–", "Squatter": "–", "Held": "1 of 1 0 free", "Fault": "0"},
     ),
     "NVML is down": (
         lambda: without(shared_card(), "nvml"),
-        {"GPUs": "– 1 device", "Memory used": "–", "Granted, not used": "–", "Held idle": "–", "Left over": "–"},
+        {"GPUs": "– 1 device", "Memory used": "–", "Wastes most": "–", "Idle": "–", "Leftover": "–"},
     ),
     "a GPU is hung": (
         lambda: TestNode([Gpu(0)], [holder("busy", 0)]),
-        {"GPUs": "1", "Held idle": "–", "Memory used": "–", "Faults": "1"},
+        {"GPUs": "1", "Idle": "–", "Memory used": "–", "Fault": "1"},
     ),
-    "MIG reports no SM": (idle_instance, {"Held idle": "1 holder 0.14 GPUs", "GPUs": "3 3 devices"}),
-    "memory is shared": (compute_instances, {"Memory used": "2.1 GiB of 10.0 GiB, 100 MiB unattributed"}),
+    "MIG reports no SM": (idle_instance, {"Idle": "1 holder 0.14 GPUs", "GPUs": "1 GPU + 2 MIG devices"}),
+    "memory is shared": (compute_instances, {"Memory used": "2.1 GiB of 80.0 GiB, 100 MiB unattributed"}),
     "a remainder is negative": (shared_pages, {"Memory used": "5.5 GiB of 160 GiB, 3.0 GiB unattributed"}),
 }
 """A node, and how its tiles begin."""
@@ -196,26 +196,36 @@ async def test_a_gpu_that_never_told_its_uuid(site: Site, browser: Browser) -> N
     site.collect(node)
     async with tab(browser, site.url) as one:
         notice = one.page.locator("#attention .fault")
-        await expect(notice).to_contain_text("1 GPU: hangs: cordon the node, then reset the GPU (index 1).")
+        await expect(notice).to_contain_text("1 GPU: hangs (index 1).")
         await expect(notice.locator(".remedy")).to_contain_text("reset the GPU")
         shown = await tiles(one)
-        assert (shown["GPUs"], shown["Faults"]) == ("2", "1")
+        assert (shown["GPUs"], shown["Fault"]) == ("2", "1")
         site.collect(TestNode([Gpu(0, fault="lost")]))
         await expect(one.page.locator(".gpu")).to_have_count(0)
         shown = await tiles(one)
-        assert (shown["GPUs"], shown["Faults"]) == ("1", "1")
+        assert (shown["GPUs"], shown["Fault"]) == ("1", "1")
         await expect(one.page.locator("#attention")).not_to_contain_text("NVML lists no GPU")
 
 
-async def test_a_free_gpu_may_have_a_squatter(site: Site, browser: Browser) -> None:
-    """Free is a device that no container holds, as everywhere. Its line says that it is in use."""
-    squatter = Pod("other", "squatter", {"main": {}})
-    node = TestNode([Gpu(0), Gpu(1)], [squatter], [Process(51, UUID, squatter, memory=GIB)])
-    node.allocatable = {"nvidia.com/gpu": [str(gpu_uuid(0)), str(gpu_uuid(1))]}
+async def test_a_gpu_is_free_if_a_new_pod_could_be_given_it(site: Site, browser: Browser) -> None:
+    """Otherwise it is not held, with the finding's word or the owner of its memory."""
+    squatter, slots = Pod("other", "squatter", {"main": {}}), [f"{gpu_uuid(3)}::{number}" for number in range(4)]
+    docker = Process(52, gpu_uuid(1), None, memory=70 * GIB, work=Workload("docker", "4f1c9e0b7a2d"))
+    node = TestNode(
+        [Gpu(0), Gpu(1), Gpu(2), Gpu(3)],
+        [squatter, Pod("team", "replica", {"main": {SHARED: slots[:1]}})],
+        [Process(51, UUID, squatter, memory=GIB), docker],
+        allocatable={"nvidia.com/gpu": [str(gpu_uuid(card)) for card in range(3)], SHARED: slots},
+    )
     site.collect(node)
     async with tab(browser, site.url) as one:
-        assert await one.texts(".held > .of") == ["free, but in use", "free"]
-        assert (await tiles(one))["Held"] == "0 of 2 2 free"
+        assert await one.texts(".held > .of") == ["not held, squatter", "not held, used by host", "free", "75 % free"]
+        assert (await tiles(one))["Held"] == "1 of 4 1 free, 1 partly"
+        await one.page.get_by_role("button", name="GPU 0").click()
+        await one.page.get_by_role("button", name="GPU 3").click()
+        facts = await one.texts(".side .facts")
+        assert "free 78.9 GiB unaccounted" in facts[0]
+        assert "free 79.9 GiB, granted to replica" in facts[1]
 
 
 async def test_a_machine_without_a_kubelet(site: Site, browser: Browser) -> None:
@@ -232,9 +242,9 @@ async def test_a_machine_without_a_kubelet(site: Site, browser: Browser) -> None
     async with tab(browser, site.url) as one:
         assert (await one.texts(".head span"))[-1] == "Used by"
         assert await one.texts(".held > .of") == ["in use", "not in use"]
-        assert await one.texts(".held .names") == ["user/alice, user/bob, user/cleo"]
+        assert await one.texts(".held .names") == ["user/alice user/bob user/cleo"]
         assert await one.texts(".held .more-names") == ["+1"]
-        assert list(await tiles(one)) == ["GPUs", "Memory used", "Faults"]
+        assert list(await tiles(one)) == ["GPUs", "Memory used", "Fault"]
         assert await one.texts("#health li b") == ["nvml", "procfs", *await one.texts("#health ul + ul li b")]
         assert "kubelet does not answer" not in await one.page.inner_text("body")
 
@@ -366,9 +376,8 @@ async def test_the_page_judges_as_the_commands_do(site: Site, browser: Browser) 
             found = msgspec.convert(page["map"], Node)
             assert lines(page["rows"]) == lines(map(with_activity, top_values(found, Shape())["rows"]))
             leaves = [device for device in found.devices if device.is_leaf]
-            known = any(device.holders is not None for device in leaves)
-            free = sum(device.holders == 0 and not device.may_have_more for device in leaves)
-            assert page["free"] == (free if known else None)
+            ratios = [device.free_ratio for device in leaves if device.free_ratio is not None]
+            assert page["free"] == (ratios.count(1) if ratios else None)
             shown = {key_of(row) for row in page["rows"] if row["finding"]}
             judged = [row for row in waste_values(found, Shape())["findings"] if row["uuid"]]
             assert shown == {key_of(row) for row in judged}, "each finding has its row, and no other row has one"

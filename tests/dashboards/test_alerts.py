@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumap.agent.judgement.judge import FATAL_XIDS
 from gpumap.model import remedies
 from gpumap.model.terms import FINDINGS
 from tests.dashboards.promql_names import LABELS, assert_known, selectors
@@ -76,7 +75,7 @@ FAULTS = (
     *remedies.FAULTS,
     *(f"recovery_{action}" for action in remedies.RECOVERY),
     *("row_remap_pending", "row_remap_failure", "ecc_uncorrected"),
-    *(f"xid_{code}" for code in FATAL_XIDS),
+    *(f"xid_{code}" for code in remedies.FATAL_XIDS),
 )
 REPORTED_ELSEWHERE = {("unmatched", "nvml_down"), ("unmatched", "device_down"), ("unused", ""), ("maybe_idle", "")}
 """The alerts on the driver and on the GPU report the first two. Memory that is not used is no reason for an alert.

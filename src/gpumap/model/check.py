@@ -56,8 +56,8 @@ def check(node: Node, only: Collection[str] = ()) -> Verdict:
     if proved:
         gpus = {fault.uuid or fault.reason: 1.0 if fault.uuid else fault.gpus or 0.0 for fault in proved}
         other_gpus = round(sum(gpus.values()) - gpus[proved[0].uuid or proved[0].reason])
-        return _line(1, fault_of_gpu(proved[0], node), f" (+{counted(other_gpus, 'GPU')})" if other_gpus else "")
-    unknown = [*(fault_of_gpu(fault, node) for fault in faults), *_unknown(node, only)]
+        return _line(1, _what_to_do(proved[0], node), f" (+{counted(other_gpus, 'GPU')})" if other_gpus else "")
+    unknown = [*(_what_to_do(fault, node) for fault in faults), *_unknown(node, only)]
     if unknown:
         return _line(2, unknown[0])
     not_offered = sum(finding.finding == "not_offered" for finding in node.findings or ()) if not only else 0
@@ -71,6 +71,13 @@ def _is_proved(fault: Finding, node: Node) -> bool:
         return True
     has_hung = fault.reason != "hung" or node.timestamp - fault.since >= HUNG_SECONDS
     return has_hung and fault.reason in remedies.IN_SHORT
+
+
+def _what_to_do(fault: Finding, node: Node) -> str:
+    """Return what is wrong with which GPU, and in short what to do."""
+    problem, separator, other_reasons = fault_of_gpu(fault, node).partition("; also ")
+    action = remedies.IN_SHORT.get(fault.reason.removeprefix("recovery_"), "").partition(": ")[2]
+    return f"{problem}{action and f': {action}'}{separator}{other_reasons}"
 
 
 def fault_of_gpu(fault: Finding, node: Node) -> str:

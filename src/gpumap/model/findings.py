@@ -94,6 +94,16 @@ _NOT_OFFERED = {
 }
 
 
+_UNMATCHED = {
+    "assigned_twice": "slots also assigned to another pod",
+    "unparsed": "slots without a device: gpumap cannot parse their ids",
+    "untrusted_id": "slots without a device: their ids do not name the GPU",
+    "not_in_nvml": "slots without a device: the driver does not list the GPU",
+    "device_down": "slots without a device: a GPU has not reported its identity",
+    "nvml_down": "slots without a device: the driver does not answer",
+}
+
+
 def why_of(kind: str, reason: str, seconds: float) -> str:
     """Return why, as far as the reason and the time for which a finding has held show it."""
     if kind == "fault":
@@ -101,9 +111,7 @@ def why_of(kind: str, reason: str, seconds: float) -> str:
     if kind == "not_offered":
         return _NOT_OFFERED.get(reason, "is not offered")
     if kind == "unmatched":
-        return (
-            "slots also assigned to another pod" if reason == "assigned_twice" else f"slots without a device: {reason}"
-        )
+        return _UNMATCHED.get(reason) or f"slots without a device: {reason}"
     if kind == "maybe_idle":
         return f"may be idle: no sign of its work seen for {age(seconds)}"
     if kind == "idle":
@@ -125,17 +133,18 @@ def why_missing(gpus: MissingGpus) -> str:
 
 
 def _also(reasons: Collection[str]) -> str:
-    return f"; also {', '.join(reasons)}" if reasons else ""
+    """Return the other reasons as words, such as "; also XID 79"."""
+    return f"; also {', '.join(reasons)}".replace("xid_", "XID ").replace("_", " ") if reasons else ""
 
 
 def why_broken(reason: str) -> str:
-    """Return what is wrong with a GPU, for a line of 80 bytes."""
+    """Return what is wrong with a GPU, for a line of 80 bytes with what to do."""
     if reason.startswith("xid_"):
         code = reason.removeprefix("xid_")
         return f"had XID {code}: {_XIDS.get(code, 'see dmesg')}"
     action = reason.removeprefix("recovery_")
     if words := remedies.IN_SHORT.get(action):
-        return words
+        return words.partition(": ")[0]
     return f"needs recovery: {action[:20]}" if action != reason else f"cannot be read: {reason}"
 
 

@@ -199,6 +199,27 @@ HEALTH: dict[str, str] = {
 }
 """By what is wrong with a GPU that answers. The application's codes: health.go of NVIDIA's k8s-device-plugin."""
 
+FATAL_XIDS: dict[int, str] = {
+    **dict.fromkeys(
+        (46, 62, 110, 119, 120, 142, 143, 151, 156, 158),
+        f"The GPU had a fatal error. Drain the node, then run {_RESET}. If the error comes back, report it to NVIDIA.",
+    ),
+    **dict.fromkeys(
+        (48, 64, 95, 140),
+        f"Memory of this GPU is broken. Drain the node, then run {_RESET}. If the error comes back, run NVIDIA's field "
+        "diagnostic.",
+    ),
+    **dict.fromkeys(
+        (74, 136, 155),
+        f"An NVLink failed. Drain the node, then run {_RESET}. If the error comes back, check `nvidia-smi nvlink -e`.",
+    ),
+    54: FAULTS["insufficient_power"],
+    79: FAULTS["lost"],
+}
+"""By XID code that EKS's node monitoring agent 1.7 counts as fatal, without 63 and 109. With 63 the driver marked bad
+memory for replacement, and work continues. NVIDIA's device plugin counts 109 as an error of the application. What to do
+is in short what docs.nvidia.com/health-validation/reference/checks/xid says: drain, reset, have it serviced."""
+
 IN_SHORT: dict[str, str] = {
     "lost": "fell off the bus: drain the node, then reboot it",
     "reset_required": "requires a reset: drain the node, then reset it",
@@ -217,8 +238,8 @@ IN_SHORT: dict[str, str] = {
     "row_remap_pending": "needs a reset to replace bad memory rows",
     "ecc_uncorrected": "lost data to memory errors: check its jobs",
 }
-"""What is wrong with a GPU and what to do, for a line of 80 bytes. By fault reason, recovery action, and condition of
-`gpumap.model.check`. A fault reason is here only if it proves that the GPU is broken."""
+"""What is wrong with a GPU, and after a colon what to do, for a line of 80 bytes. By fault reason, recovery action, and
+condition of `gpumap.model.check`. A fault reason is here only if it proves that the GPU is broken."""
 
 XIDS: dict[int, str] = {
     8: "GPU stopped working for a program",
@@ -270,13 +291,13 @@ def finding_remedy(kind: str, reason: str, index: int | None, pids: Sequence[int
     """Return what to do about a finding with these PIDs; about one of the GPU with this NVML index."""
     if kind == "unmatched":
         return UNMATCHED.get(reason)
-    health = HEALTH.get("xid_errors" if reason.startswith("xid_") else reason)
     remedy = (
         FINDINGS.get(reason)
         or FINDINGS.get(kind)
         or FAULTS.get(reason)
-        or health
+        or HEALTH.get(reason)
         or RECOVERY.get(reason.removeprefix("recovery_"))
+        or {f"xid_{code}": text for code, text in FATAL_XIDS.items()}.get(reason)
     )
     if remedy and index is not None:
         remedy = remedy.replace("<index>", str(index))

@@ -34,9 +34,6 @@ ENDING_SECONDS = 10.0
 processes."""
 RECENT_SECONDS = 3600.0
 """An error without a lasting state, such as an XID error, is a fault for so long."""
-FATAL_XIDS = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
-"""Those that EKS's node monitoring agent 1.7 counts as fatal, without 63 and 109. With 63 the driver marked bad memory
-for replacement, and work continues. NVIDIA's device plugin counts 109 as an error of the application."""
 
 
 class AssignedTwice(NamedTuple):
@@ -226,7 +223,7 @@ def _faults_of(gpu: Gpu, node: Node) -> Iterator[Finding]:
         yield fault("ecc_uncorrected", since=gpu.ecc_uncorrected_at)
     for xids in (xids for xids in node.xids if xids.uuid == gpu.uuid):
         for code, moment in sorted(xids.last_at.items()):
-            if code in FATAL_XIDS and code not in xids.before_reset and _recent(moment, node):
+            if code in remedies.FATAL_XIDS and code not in xids.before_reset and _recent(moment, node):
                 yield fault(f"xid_{code}")
     if reading and reading.row_remap_pending:
         yield fault("row_remap_pending")
@@ -360,7 +357,7 @@ def _unmatched(node: Node) -> Iterator[Finding]:
             reason=reason,
             uuid=None,
             since=0.0,
-            why=f"{slots} without a device: {reason}",
+            why=why_of("unmatched", reason, 0.0).replace("slots", slots, 1),
             remedy=entries[0].remedy,
         )
 

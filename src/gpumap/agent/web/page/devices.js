@@ -1,12 +1,12 @@
 // The details of a GPU: its memory, its curves, its holders and its users.
 
 import { h } from "./dom.js";
-import { addressOf, BY, hasKubelet, modelOf, sorted } from "./model.js";
-import { cell, containerName, deviceName, findingMark, more, outOf, ownerMark, podName, remedy, table } from "./parts.js";
+import { addressOf, BY, hasKubelet, keyOf, modelOf, sorted } from "./model.js";
+import { advice, cell, containerName, deviceName, findingMark, more, outOf, ownerMark, podName, table } from "./parts.js";
 import { bar } from "./bar.js";
 import { activity, problems, sensors } from "./health.js";
-import { isFree, listedBytes } from "./totals.js";
-import { bytes, clock, count, duration, known, moment, name, OWNER_MEANS, percent, printable, share } from "./words.js";
+import { listedBytes } from "./totals.js";
+import { bytes, clock, count, duration, known, moment, name, ownerWord, percent, printable, share } from "./words.js";
 
 const NAMED = 3; // holders of a whole GPU, at each of its instances
 const ROWS = 12; // of a device's table, before one asks for the rest
@@ -59,8 +59,8 @@ const downText = (gpu, context) => [
 
 /** Return a MIG device, or a partitioned GPU that was assigned as a whole. */
 function part(device, context) {
-  const whole = device.whole.slice(0, NAMED).map((row, at) => [at ? ", " : "", containerName(row)]);
-  const more = device.whole.length - NAMED;
+  const holders = device.whole.slice(0, NAMED).map((row, index) => [index ? ", " : "", containerName(row)]);
+  const others = device.whole.length - NAMED;
   return h(
     "section",
     {
@@ -78,7 +78,7 @@ function part(device, context) {
       device.mig && h("span", { class: "tag" }, printable(device.mig.profile)),
       !device.partitioned && uuidOf(device.uuid),
     ),
-    device.whole.length > 0 && h("p", { class: "why" }, "Held with the whole GPU by ", whole, more > 0 && ` and ${more} more`, "."),
+    device.whole.length > 0 && h("p", { class: "why" }, "Held with the whole GPU by ", holders, others > 0 && ` and ${others} more`, "."),
     device.memory && [
       bar({ memory: device.memory, holding: device.holding, rows: device.allRows ?? device.rows }),
       h("div", { class: "side" }, facts(memoryFacts(device)), curvesOf(device, context)),
@@ -97,24 +97,26 @@ function memoryFacts(device) {
     return [listed !== null && ["used by processes", h("span", { title: UNIFIED }, bytes(listed))], activity(device)];
   }
   const { used_bytes: used, total_bytes: total, reserved_bytes: reserved } = device.memory;
-  const granted = device.holding.map((row) => row.grant.memory_bytes).filter((one) => one !== null);
+  const granted = device.holding.map((row) => row.grant.memory_bytes).filter((bytesGranted) => bytesGranted !== null);
   const rest = device.owners.get("unaccounted")?.memory_bytes;
   return [
     ["used", outOf(bytes(used), bytes(total))],
-    granted.length > 0 && ["granted", bytes(granted.reduce((sum, one) => sum + one, 0))],
+    ["free", freeFor(device.memory, [device])],
+    granted.length > 0 && ["granted", bytes(granted.reduce((sum, bytesGranted) => sum + bytesGranted, 0))],
     reserved && ["reserved", bytes(reserved)],
-    rest && ["unaccounted", h("span", { title: rest < 0 ? SHARED : OWNER_MEANS.unaccounted }, bytes(rest))],
+    rest && ["unaccounted", h("span", { title: rest < 0 ? SHARED : REST }, bytes(rest))],
     activity(device),
   ];
 }
 
 const UNIFIED = "The device does not report its own memory, such as one that shares the machine's";
+const REST = "Memory that no process explains: used by the driver, or by processes whose memory is not reported";
 const SHARED = "Negative: processes share memory, and each reports all of it";
 
 function curvesOf(device, context) {
   if (!device?.memory) return null;
   const { curves } = context;
-  const curve = (title, kind, drawn) => drawn && h("figure", {}, drawn, h("figcaption", { class: "of" }, `${title}, ${curves.of(kind)}`));
+  const curve = (title, kind, drawing) => drawing && h("figure", {}, drawing, h("figcaption", { class: "of" }, `${title}, ${curves.of(kind)}`));
   return h(
     "div",
     { class: "curves" },
@@ -123,28 +125,37 @@ function curvesOf(device, context) {
   );
 }
 
-const HELD = {
-  never: "This machine has no kubelet, so no container holds it.",
-  yes: "No container holds it.",
-  no: "Its holders are not known now.",
-  "not all": "No holder is known. Some slots match no known device.",
-};
+/** Return the free memory of some devices, and which containers share it. */
+export function freeFor(memory, devices) {
+  const holders = new Map(devices.flatMap((device) => [...device.holding, ...device.whole]).map((row) => [keyOf(row), row]));
+  const [first] = holders.values();
+  const sharing = holders.size > 1 ? `, shared by ${holders.size}` : first ? `, granted to ${printable(first.pod)}` : "";
+  return `${bytes(memory.free_bytes)}${sharing}`;
+}
 
-const holdersKnown = (device, map) =>
-  !hasKubelet(map) ? "never" : device.holders === null ? "no" : device.may_have_more ? "not all" : "yes";
+/** Return which part of a GPU a new pod could be given; empty if none, or if it is not known. */
+export function freeWords(line) {
+  const ratios = line.devices.map((device) => device.free_ratio).filter(Boolean);
+  const number = ratios.filter((ratio) => ratio === 1).length;
+  return [number && (line.devices.length > 1 ? `${number} free` : "free"), ...ratios.filter((ratio) => ratio < 1).map((ratio) => `${percent(ratio)} free`)].filter(Boolean).join(", ");
+}
 
-const usesKnown = (device, { map }) => device.owners.size > 0 && map.capabilities.pid_visibility;
+const HINDRANCES = ["fault", "not_offered", "squatter", "leftover", "unexplained"];
 
-/** Return the text for a GPU without a known holder. */
+/** Return the text for a GPU that no container holds, or whose holders are not known. */
 export function vacancy(line, context) {
   if (line.devices[0].bare) return "no MIG device";
-  const inUse = line.devices.some((device) => device.processes.length > 0);
   if (!hasKubelet(context.map)) {
-    if (inUse) return "in use";
+    if (line.devices.some((device) => device.processes.length > 0)) return "in use";
     return line.devices.every((device) => usesKnown(device, context)) ? "not in use" : "use not known";
   }
-  return `${line.devices.every(isFree) ? "free" : "no holder known"}${inUse ? ", but in use" : ""}`;
+  const reasons = [...new Set(line.devices.map((device) => device.not_free_reason).filter(Boolean))];
+  const words = reasons.map((reason) => (HINDRANCES.includes(reason) ? reason.replace("_", " ") : `used by ${ownerWord(reason)}`));
+  const texts = [freeWords(line), ...(words.length ? ["not held", ...words] : [])].filter(Boolean);
+  return texts.length ? texts.join(", ") : known(null, null, "Its holders or its processes are not known");
 }
+
+const usesKnown = (device, { map }) => device.owners.size > 0 && map.capabilities.pid_visibility;
 
 const facts = (pairs) =>
   h(
@@ -159,16 +170,17 @@ function containers(device, context) {
   if (!rows.length && device.whole.length) return null;
   if (!rows.length) {
     const uses = !usesKnown(device, context) ? "Its use is not known." : "No known use.";
-    return h("p", { class: "empty" }, `${HELD[holdersKnown(device, context.map)]} ${uses}`);
+    const isUnheld = !hasKubelet(context.map) || (device.holders === 0 && !device.may_have_more);
+    return h("p", { class: "empty" }, `${isUnheld ? "No container holds it." : "Its holders are not known."} ${uses}`);
   }
   const all = state.open.has(device.uuid) || device.narrowed || rows.length <= ROWS + 2;
-  const shown = all ? rows : rows.slice(0, ROWS);
+  const visibleRows = all ? rows : rows.slice(0, ROWS);
   return [
     table(
       `Containers on ${deviceName(device)}`,
       COLUMNS,
       state.sort,
-      shown.map((row) => (row.kind === "rest" ? restRow(row, device, context) : containerRow(row, device, context))),
+      visibleRows.map((row) => (row.kind === "rest" ? restRow(row, device, context) : containerRow(row, device, context))),
     ),
     rows.length > ROWS + 2 && !device.narrowed && more({ "data-open": device.uuid }, all, ROWS, rows.length),
   ];
@@ -184,7 +196,7 @@ function containerRow(row, device, context) {
       { scope: "row" },
       swatch(row),
       containerName(row),
-      row.owner === "assigned" ? null : [" ", ownerMark(row.owner)],
+      row.owner === "assigned" || row.finding ? null : [" ", ownerMark(row.owner)],
       remark(row, isCurrent(row, device, context)),
     ),
     cell(
@@ -215,7 +227,7 @@ function containerRow(row, device, context) {
 const lastUse = (last, row, { map }) =>
   row.sm > 0 ? "now" : h("span", { title: moment(last) }, duration(map.timestamp - last));
 
-const value = (shown) => h("span", { class: "value" }, shown);
+const value = (text) => h("span", { class: "value" }, text);
 
 const swatch = (row) => h("span", { class: `swatch ${row.tint ?? ""}`, "aria-hidden": "true" });
 
@@ -235,13 +247,13 @@ function remark(row, current) {
     " ",
     findingMark(finding.finding, "#attention"),
     noted(`${printable(finding.why)}, since ${clock(finding.since)}`, moment(finding.since)),
-    current && remedy(finding.remedy),
+    current && advice(finding.remedy),
   ];
 }
 
 function restRow(row, device, context) {
   const why = context.why(device, row);
-  const commands = [...new Set(row.processes.map((one) => one.comm).filter(Boolean))];
+  const commands = [...new Set(row.processes.map((process) => process.comm).filter(Boolean))];
   const named = commands.slice(0, 4).map(printable).join(", ") + (commands.length > 4 ? ", …" : "");
   const counted = count(row.processes.length, "process", "processes");
   const processes = row.processes.length ? (named ? `${counted}: ${named}` : counted) : null;
@@ -253,10 +265,7 @@ function restRow(row, device, context) {
       { scope: "row", colspan: 4 },
       swatch(row),
       podName(row) ?? (row.work ? name(row.work, { class: "name" }) : null),
-      " ",
-      ownerMark(row.owner),
-      processes && noted(processes),
-      isCurrent(row, device, context) && remedy(row.finding?.remedy),
+      row.finding ? remark(row, isCurrent(row, device, context)) : [" ", ownerMark(row.owner), processes && noted(processes)],
     ),
     cell("Used", true, value(known(row.used, bytes, why.used))),
     cell("", true),

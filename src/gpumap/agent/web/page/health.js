@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { findingsOf, keyOf } from "./model.js";
-import { containerName, findingMark, outOf, remedy } from "./parts.js";
+import { advice, containerName, findingMark, outOf } from "./parts.js";
 import { count, duration, percent, printable, SLOWED } from "./words.js";
 
 const MARKS = 2; // on a line
@@ -51,11 +51,10 @@ export function activity(device) {
     ["FP32", measured.fp32_ratio],
     ["FP16", measured.fp16_ratio],
   ].filter(([, ratio]) => typeof ratio === "number");
-  const shown = parts.map(([part, ratio]) => `${part} ${percent(ratio)}`).join(" · ");
-  return parts.length > 0 && ["active", h("span", { title: ACTIVITY }, shown)];
+  const text = parts.map(([part, ratio]) => `${part}\u00a0${percent(ratio)}`).join(" · ");
+  return parts.length > 0 && ["active", h("span", { title: ACTIVITY }, text)];
 }
 
-const SINCE = "Since gpumap listens for them";
 const ACTIVITY =
   "Mean over the last interval: busy SMs; warps on them, as a share of their maximum; busy tensor cores; " +
   "used memory bandwidth; time in which any engine was busy; busy FP64, FP32 and FP16 pipes";
@@ -63,13 +62,13 @@ const ACTIVITY =
 /** Return a mark for each kind of finding of a GPU, the worst first, and for its XID errors and throttle reasons. Fatal XID errors are next to the fault. */
 export function marks({ uuid, gpu, devices }, map) {
   const uuids = new Set([uuid, ...devices.map((device) => device.uuid)]);
-  const found = new Map();
-  for (const { finding } of findingsOf(map).filter((one) => uuids.has(one.uuid))) found.set(finding, (found.get(finding) ?? 0) + 1);
-  const kinds = [...found].map(([kind, number]) => [count(number, kind, kind), findingMark(kind, null, number)]);
-  const event = (text, bad) => [text, h("span", { key: text, class: bad ? "tag bad" : "tag" }, text)];
-  const xidMarks = (fatal) => (gpu?.xids ?? []).filter((one) => one.fatal === fatal).map(({ words }) => event(words, fatal));
-  const all = [...kinds, ...xidMarks(false), ...(gpu ? slowdowns(gpu) : []).map((by) => event(`slowed by ${by}`))];
-  all.splice(found.has("fault") ? 1 : 0, 0, ...xidMarks(true));
+  const numbers = new Map();
+  for (const { finding } of findingsOf(map).filter(({ uuid }) => uuids.has(uuid))) numbers.set(finding, (numbers.get(finding) ?? 0) + 1);
+  const kinds = [...numbers].map(([kind, number]) => [count(number, kind, kind), findingMark(kind, null, number)]);
+  const event = (text, bad, title) => [text, h("span", { key: text, class: bad ? "tag bad" : "tag", title }, text)];
+  const xidMarks = (fatal) => (gpu?.xids ?? []).filter((error) => error.fatal === fatal).map(({ code, words }) => event(`XID ${code}`, fatal, words));
+  const all = [...kinds, ...xidMarks(false), ...(gpu ? slowdowns(gpu) : []).map((cause) => event(`slowed by ${cause}`))];
+  all.splice(numbers.has("fault") ? 1 : 0, 0, ...xidMarks(true));
   const rest = all.slice(MARKS).map(([text]) => text);
   return h(
     "span",
@@ -81,13 +80,13 @@ export function marks({ uuid, gpu, devices }, map) {
 
 /** Return the worst fault of a GPU, with its remedy, and its errors; null without any. */
 export function problems(gpu, map) {
-  const found = gpu ? [...gpu.faults.map(fault), ecc(gpu), ...xids(gpu, map)].filter(Boolean) : [];
-  return found.length ? h("ul", { class: "ills" }, found) : null;
+  const lines = gpu ? [...gpu.faults.map(fault), ecc(gpu), ...xids(gpu, map)].filter(Boolean) : [];
+  return lines.length ? h("ul", { class: "ills" }, lines) : null;
 }
 
-const fault = (one) => h("li", { key: one.reason, class: "bad" }, `This GPU ${printable(one.why)}.`, remedy(one.remedy));
+const fault = (finding) => h("li", { key: finding.reason, class: "bad" }, `This GPU ${printable(finding.why)}.`, advice(finding.remedy));
 
-const error = (key, shown, title) => h("li", { key, class: "warn", title }, shown);
+const error = (key, text) => h("li", { key, class: "warn" }, text);
 
 function ecc(gpu) {
   const lost = Object.entries(gpu.reading?.ecc_errors?.uncorrected ?? {}).filter(([, errors]) => errors);
@@ -98,15 +97,14 @@ function ecc(gpu) {
 
 /** Return one line for each code, with the containers that held or used the GPU or a part of it at that time. */
 function xids(gpu, map) {
-  const parts = new Set([gpu.uuid, ...map.devices.filter((one) => one.gpu_uuid === gpu.uuid).map((one) => one.uuid)]);
-  const hit = (map.container_xids ?? []).filter((one) => parts.has(one.uuid));
-  return gpu.xids.map(({ code, errors, words, at: last }) => {
-    const names = new Map(hit.filter((one) => String(one.code) === code).map((one) => [keyOf(one), one]));
-    const first = [...names.values()].slice(0, HIT);
-    const shown = first.map((one, at) => [at ? ", " : " while held or used by ", containerName(one)]);
+  const parts = new Set([gpu.uuid, ...map.devices.filter((device) => device.gpu_uuid === gpu.uuid).map((device) => device.uuid)]);
+  const containers = (map.container_xids ?? []).filter((row) => parts.has(row.uuid));
+  return gpu.xids.map(({ code, errors, words, fatal, timestamp }) => {
+    const names = new Map(containers.filter((row) => String(row.code) === code).map((row) => [keyOf(row), row]));
+    const first = [...names.values()].slice(0, HIT).map((row, index) => [index ? ", " : ", while held or used by ", containerName(row)]);
     const more = names.size > HIT ? ` and ${names.size - HIT} more` : "";
     const times = errors > 1 ? `, ${errors} times` : "";
-    const when = last ? `, ${times ? "last " : ""}${duration(map.timestamp - last)} ago` : "";
-    return error(`xid ${code}`, [words, times, when, shown.length ? "," : "", shown, more, "."], SINCE);
+    const when = timestamp ? `, ${times ? "last " : ""}${duration(map.timestamp - timestamp)} ago` : "";
+    return error(`xid ${code}`, [fatal ? `XID ${code}` : words, times, when, first, more, "."]);
   });
 }

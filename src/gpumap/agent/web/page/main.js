@@ -108,23 +108,23 @@ function tooOld(map) {
 }
 
 function drawDevices(devices, context) {
-  const found = filtered(devices, state.query).map((device) => ({
+  const matching = filtered(devices, state.query).map((device) => ({
     ...device,
-    allRows: devices.find((one) => one.uuid === device.uuid).rows,
+    allRows: devices.find((other) => other.uuid === device.uuid).rows,
   }));
-  const isHere = !state.device || [...context.map.gpus, ...devices].some((one) => one.uuid === state.device);
+  const isHere = !state.device || [...context.map.gpus, ...devices].some((device) => device.uuid === state.device);
   const lost = isHere ? "" : `No device ${state.device} here`;
-  say("found", state.query ? `${found.length} of ${count(devices.length, "device")}` : lost);
+  say("found", state.query ? `${matching.length} of ${count(devices.length, "device")}` : lost);
   if (!devices.length) return h("p", { class: "empty" }, "No device is known.");
-  if (!found.length) return h("p", { class: "empty" }, `No GPU matches the filter. Filter by words, and by ${TERMS}`);
-  return strip(gpusOf(found), context);
+  if (!matching.length) return h("p", { class: "empty" }, `No GPU matches the filter. Filter by words, and by ${TERMS}`);
+  return strip(gpusOf(matching), context);
 }
 
 function drawProcesses(devices, context) {
   const all = processesOf(devices);
-  const found = filteredProcesses(all, state.query);
-  say("found", state.query ? `${found.length} of ${count(all.length, "process", "processes")}` : "");
-  return processesView(found, context);
+  const matching = filteredProcesses(all, state.query);
+  say("found", state.query ? `${matching.length} of ${count(all.length, "process", "processes")}` : "");
+  return processesView(matching, context);
 }
 
 function say(id, text) {
@@ -182,7 +182,7 @@ function setQuery(query) {
 }
 
 function sortBy(id) {
-  const rising = id === "pid" || !columns().find((one) => one.id === id).number;
+  const rising = id === "pid" || !columns().find((column) => column.id === id).number;
   const first = rising ? id : `-${id}`;
   const other = rising ? `-${id}` : id;
   state.sort = state.sort === first && id !== "attention" ? other : first;
@@ -227,6 +227,10 @@ document.addEventListener("click", (event) => {
     state.all = !state.all;
     draw();
   } else if (button.dataset.copy) copy(button);
+  else if (button.className === "unknown") {
+    $("why").textContent = button.title;
+    $("why").showPopover();
+  }
 });
 
 document.addEventListener("keydown", (event) => {
@@ -235,7 +239,9 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     $("filter").select();
     $("filter").focus();
-  } else if (event.key === "Escape" && (state.query || state.device)) {
+  } else if (event.key === "Escape" && !$("why").matches(":popover-open")) {
+    $("filter").blur();
+    if (!state.query && !state.device) return;
     Object.assign(state, { device: null, row: "" });
     setQuery("");
   }

@@ -13,7 +13,7 @@ export const addressOf = (row) =>
   row.kind === "rest" && row.work ? row.work : `${[row.namespace, row.pod, row.container].map(text).join("/")}${row.owner === "gone" ? " gone" : ""}`;
 
 /** Return whether the kubelet is a source. With --no-kubelet it is none: no container holds a device. */
-export const hasKubelet = (map) => map.sources.some((one) => one.source === "kubelet");
+export const hasKubelet = (map) => map.sources.some((source) => source.source === "kubelet");
 
 /**
  * The devices of a document with their GPU and rows, in the order of the GPUs. `holding` are the containers that hold a
@@ -24,10 +24,10 @@ export function devicesOf(map) {
   const findings = findingsByRow(map);
   const devices = map.devices.map((device) => {
     const gpu = gpus.get(device.gpu_uuid) ?? null;
-    const parent = map.devices.find((one) => one !== device && one.uuid === device.gpu_uuid);
+    const parent = map.devices.find((other) => other !== device && other.uuid === device.gpu_uuid);
     const whole = parent ? holding(parent) : [];
     const rows = [...containerRows(device, whole, findings), ...restRows(device, findings)];
-    const unexplained = findingsOf(map).filter((one) => one.finding === "unexplained" && one.uuid === device.uuid);
+    const unexplained = findingsOf(map).filter((finding) => finding.finding === "unexplained" && finding.uuid === device.uuid);
     return { ...device, gpu, findings: unexplained, whole, rows, holding: holding(device), owners: new Map(device.owners.map((use) => [use.owner, use])) };
   });
   for (const { devices: parts } of gpusOf(devices)) tint(parts.flatMap((device) => device.rows));
@@ -47,37 +47,40 @@ export const modelOf = (gpu) => (gpu?.model ?? "").replace(/^NVIDIA /, "");
 export const oneModel = (gpus) => (new Set(gpus.map(modelOf)).size === 1 ? modelOf(gpus[0]) : null);
 
 /** Return the findings that people see: of the faults of a GPU only the worst. It counts the GPU and names the others. */
-export const findingsOf = (map) => (map.findings ?? []).filter((one) => one.finding !== "fault" || one.gpus !== 0);
+export const findingsOf = (map) => (map.findings ?? []).filter((finding) => finding.finding !== "fault" || finding.gpus !== 0);
 
 /** Kinds of findings of a GPU, not of a container or a device. */
 export const GPU_FINDINGS = ["fault", "not_offered"];
 
 /** Return the findings of a GPU, and its XID errors: each code with its words, whether it is a fault, the number and the last time. */
 function signsOf({ uuid }, map) {
-  const { counts = {}, meanings = {}, last_at = {} } = map.xids.find((one) => one.uuid === uuid) ?? {};
+  const { counts = {}, meanings = {}, last_at = {} } = map.xids.find((errors) => errors.uuid === uuid) ?? {};
   const words = (code) => `XID ${code}${meanings[code] ? `: ${meanings[code]}` : ""}`;
-  const isFatal = (code) => map.findings?.some((one) => one.uuid === uuid && one.reason === `xid_${code}`) ?? false;
+  const isFatal = (code) => map.findings?.some((finding) => finding.uuid === uuid && finding.reason === `xid_${code}`) ?? false;
   return {
-    faults: findingsOf(map).filter((one) => GPU_FINDINGS.includes(one.finding) && one.uuid === uuid),
-    xids: Object.entries(counts).map(([code, errors]) => ({ code, errors, words: words(code), fatal: isFatal(code), at: last_at[code] })),
+    faults: findingsOf(map).filter((finding) => GPU_FINDINGS.includes(finding.finding) && finding.uuid === uuid),
+    xids: Object.entries(counts).map(([code, errors]) => ({ code, errors, words: words(code), fatal: isFatal(code), timestamp: last_at[code] })),
   };
 }
 
-const holding = (device) => device.containers.filter((one) => one.grant);
+/** Return the memory, and then the GPUs, that a finding of a container wastes; null if neither is known. */
+export const wasteOf = (finding) => (GPU_FINDINGS.includes(finding.finding) ? null : (finding.memory_bytes ?? 0) + (finding.gpus ?? 0) || null);
+
+const holding = (device) => device.containers.filter((container) => container.grant);
 
 /** Return the worst finding of each row with its place in the agent's order. A leftover may have the name of a live container. */
 const findingsByRow = (map) =>
-  new Map(findingsOf(map).map((one, place) => [`${one.finding === "leftover" ? "gone " : ""}${one.uuid} ${keyOf(one)}`, { ...one, place }]).reverse());
+  new Map(findingsOf(map).map((finding, place) => [`${finding.finding === "leftover" ? "gone " : ""}${finding.uuid} ${keyOf(finding)}`, { ...finding, place }]).reverse());
 
 /** Return the lines of the strip: the devices of each GPU in order. A device that NVML does not list has its own line. */
 export function gpusOf(devices) {
-  const found = new Map();
+  const lines = new Map();
   for (const device of devices) {
     const uuid = device.gpu?.uuid ?? device.uuid;
-    if (!found.has(uuid)) found.set(uuid, { uuid, index: device.index, gpu: device.gpu, devices: [] });
-    found.get(uuid).devices.push(device);
+    if (!lines.has(uuid)) lines.set(uuid, { uuid, index: device.index, gpu: device.gpu, devices: [] });
+    lines.get(uuid).devices.push(device);
   }
-  return [...found.values()];
+  return [...lines.values()];
 }
 
 /** Return whether a container uses what it was given: by the kubelet, or by a scheduler beside it. */
@@ -112,16 +115,16 @@ function bare(gpu) {
 function containerRows(device, whole, findings) {
   const processes = processesByRow(device);
   const holdWhole = new Set(whole.map(keyOf));
-  return device.containers.map((one) => {
-    const key = keyOf(one);
-    const { grant, use } = one;
+  return device.containers.map((container) => {
+    const key = keyOf(container);
+    const { grant, use } = container;
     return {
-      ...one,
+      ...container,
       kind: "container",
       key,
       granted: grant?.memory_bytes ?? null,
       used: use?.memory_bytes ?? null,
-      last: (use && one.watch?.last_active) ?? null,
+      last: (use && container.watch?.last_active) ?? null,
       slots: grant ? Object.values(grant.slots) : null, // of different units: not to be added up
       gpus: grant?.gpus ?? null,
       peak: use?.memory_peak_bytes ?? null,
@@ -134,38 +137,38 @@ function containerRows(device, whole, findings) {
 }
 
 function processesByRow(device) {
-  const others = new Set(device.others.flatMap((one) => one.pids));
-  const found = new Map();
-  for (const one of device.processes.filter(({ pid }) => !others.has(pid)))
-    found.set(keyOf(one), [...(found.get(keyOf(one)) ?? []), one]);
-  return found;
+  const otherPids = new Set(device.others.flatMap((use) => use.pids));
+  const processes = new Map();
+  for (const process of device.processes.filter(({ pid }) => !otherPids.has(pid)))
+    processes.set(keyOf(process), [...(processes.get(keyOf(process)) ?? []), process]);
+  return processes;
 }
 
 /** Return the rows of use that no container's row counts. */
 function restRows(device, findings) {
-  const processes = new Map(device.processes.map((one) => [one.pid, one]));
-  return device.others.map((one) => ({
-    ...one,
+  const processes = new Map(device.processes.map((process) => [process.pid, process]));
+  return device.others.map((use) => ({
+    ...use,
     kind: "rest",
-    key: [one.owner, keyOf(one), workName(one.work)].join(" "),
-    processes: one.pids.map((pid) => processes.get(pid)),
-    used: one.memory_bytes,
-    sm: one.sm_ratio,
-    work: workName(one.work),
-    finding: (one.owner === "gone" && findings.get(`gone ${device.uuid} ${keyOf(one)}`)) || null,
+    key: [use.owner, keyOf(use), workName(use.work)].join(" "),
+    processes: use.pids.map((pid) => processes.get(pid)),
+    used: use.memory_bytes,
+    sm: use.sm_ratio,
+    work: workName(use.work),
+    finding: (use.owner === "gone" && findings.get(`gone ${device.uuid} ${keyOf(use)}`)) || null,
   }));
 }
 
 export function processesOf(devices) {
   return devices.flatMap((device) =>
-    device.processes.map((one) => ({
-      ...one,
+    device.processes.map((process) => ({
+      ...process,
       device,
-      key: `${device.uuid} ${one.pid}`,
-      used: one.memory_bytes,
-      sm: one.sm_ratio,
-      work: workName(one.work),
-      finding: device.rows.find((row) => row.processes.includes(one))?.finding,
+      key: `${device.uuid} ${process.pid}`,
+      used: process.memory_bytes,
+      sm: process.sm_ratio,
+      work: workName(process.work),
+      finding: device.rows.find((row) => row.processes.includes(process))?.finding,
     })),
   );
 }
@@ -204,16 +207,16 @@ function wordsOfDevice(device) {
     gpu: [`${index}`, ...(mig ? [`${index}/${mig.gpu_instance_id}/${mig.compute_instance_id}`] : [])],
     uuid: lowered([uuid, parent, gpu?.pci_bus_id]),
     model: lowered([gpu?.model, mig?.profile]),
-    xid: (gpu?.xids ?? []).map((one) => one.code),
-    finding: own.map((one) => one.finding),
+    xid: (gpu?.xids ?? []).map((error) => error.code),
+    finding: own.map((finding) => finding.finding),
   };
-  const signs = [...(gpu?.xids ?? []).map((one) => one.words), ...own.map((one) => one.why)];
+  const signs = [...(gpu?.xids ?? []).map((error) => error.words), ...own.map((finding) => finding.why)];
   return { ...words, all: lowered([index, words.model, words.finding, signs]) };
 }
 
 function wordsOfRow({ namespace, pod, container, work, owner, finding, processes, resource, reason }) {
-  const [ns, name, part, who] = [namespace, pod || work, container, owner].map((one) => text(one).toLowerCase());
-  const pids = (processes ?? []).map((one) => `${one.pid} ${one.comm}`);
+  const [ns, name, part, who] = [namespace, pod || work, container, owner].map((word) => text(word).toLowerCase());
+  const pids = (processes ?? []).map((process) => `${process.pid} ${process.comm}`);
   const names = [namespace, pod, container].filter(Boolean).join("/");
   const all = lowered([ns, name, part, who, text(finding?.finding), names, resource, reason, pids, text(finding?.why)]);
   return { ns, pod: name, container: part, owner: who, finding: finding ? [finding.finding] : [], all };
@@ -235,18 +238,18 @@ export function filteredFindings(map, devices, query) {
   const terms = parse(query);
   const selected = filtered(devices, query).map((device) => device.gpu_uuid);
   const rows = new Map(devices.flatMap((device) => device.rows.map((row) => [row.finding?.place, row])));
-  return findingsOf(map).filter((one, place) => {
-    const device = devices.find(({ uuid }) => uuid === one.uuid) ?? devices.find((other) => other.gpu_uuid === one.uuid);
-    const words = wordsOfRow({ ...(rows.get(place) ?? one), finding: one });
-    const ofGpu = GPU_FINDINGS.includes(one.finding) && selected.includes(one.uuid);
+  return findingsOf(map).filter((finding, place) => {
+    const device = devices.find(({ uuid }) => uuid === finding.uuid) ?? devices.find((other) => other.gpu_uuid === finding.uuid);
+    const words = wordsOfRow({ ...(rows.get(place) ?? finding), finding });
+    const ofGpu = GPU_FINDINGS.includes(finding.finding) && selected.includes(finding.uuid);
     return ofGpu || terms.every((term) => matches(term, wordsOfDevice(device), words));
   });
 }
 
 export function filteredProcesses(processes, query) {
   const terms = parse(query);
-  const words = (one) => wordsOfRow({ ...one, processes: [one] });
-  return processes.filter((one) => terms.every((term) => matches(term, wordsOfDevice(one.device), words(one))));
+  const words = (process) => wordsOfRow({ ...process, processes: [process] });
+  return processes.filter((process) => terms.every((term) => matches(term, wordsOfDevice(process.device), words(process))));
 }
 
 // --- order -----------------------------------------------------------------------------------------------------------
@@ -270,7 +273,7 @@ export function sorted(rows, order, values) {
 
 export const BY = {
   attention: (row) => (row.finding ? row.finding.place - 1e15 : (row.kind === "rest" ? 1e15 : 0) - (row.used ?? 0)),
-  waste: (row) => row.finding?.memory_bytes,
+  waste: (row) => row.finding && wasteOf(row.finding),
   name: nameOf,
   slots: (row) => row.slots?.[0],
   gpus: (row) => row.gpus,
@@ -282,13 +285,13 @@ export const BY = {
 };
 
 export const PROCESSES_BY = {
-  pid: (one) => one.pid,
-  type: (one) => one.type,
-  command: (one) => one.comm,
-  device: (one) =>
-    (one.device.index ?? 1e6) * 1e4 + (one.device.mig?.gpu_instance_id ?? 0) * 100 + (one.device.mig?.compute_instance_id ?? 0),
-  owner: (one) => one.owner,
+  pid: (process) => process.pid,
+  type: (process) => process.type,
+  command: (process) => process.comm,
+  device: (process) =>
+    (process.device.index ?? 1e6) * 1e4 + (process.device.mig?.gpu_instance_id ?? 0) * 100 + (process.device.mig?.compute_instance_id ?? 0),
+  owner: (process) => process.owner,
   name: nameOf,
-  used: (one) => one.used,
-  sm: (one) => one.sm,
+  used: (process) => process.used,
+  sm: (process) => process.sm,
 };

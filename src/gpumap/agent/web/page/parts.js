@@ -1,7 +1,7 @@
 // Parts of several views: container names, owner marks, table heads that sort, and device names.
 
 import { h } from "./dom.js";
-import { FINDING_MEANS, name, OWNER_MEANS, OWNERS, printable, prose } from "./words.js";
+import { cutName, name, ownerWord, printable, prose } from "./words.js";
 
 export function containerName(row) {
   if (!row.pod) return null;
@@ -10,7 +10,7 @@ export function containerName(row) {
     "span",
     { class: "name", title: printable(full) },
     h("span", { class: "ns" }, name(row.namespace), "/"),
-    name(row.pod, { class: "pod" }),
+    cutName(row.pod, "pod"),
     row.container ? [" ", name(row.container, { class: "container" })] : null,
   );
 }
@@ -21,17 +21,19 @@ export const podName = (row) => containerName(row) ?? (row.pod_uid ? h("span", {
 /** Return what to do, after a sentence; null if there is nothing. */
 export const remedy = (text) => (text ? h("span", { class: "remedy" }, " ", prose(text)) : null);
 
+/** Return what to do, without the first sentence: it says what is wrong, as the finding does. */
+export const advice = (text) => remedy(text?.replace(/^.*?\. (?=[A-Z])/, ""));
+
 /** Return a value with its limit, if that is known. */
 export const outOf = (value, limit) => [value, limit ? h("span", { class: "of" }, ` / ${limit}`) : null];
 
-export const ownerMark = (owner) =>
-  h("span", { class: `mark-owner is-${owner}`, title: OWNER_MEANS[owner] ?? owner }, OWNERS[owner] ?? printable(owner));
+export const ownerMark = (owner) => h("span", { class: `mark-owner is-${owner}` }, ownerWord(owner));
 
 /** Return the mark of a finding. With `href` it is a link to the device or to all findings. */
 export const findingMark = (kind, href, number) =>
   h(
     href ? "a" : "span",
-    { key: kind, class: `mark-finding is-${kind}`, href, title: FINDING_MEANS[kind] },
+    { key: kind, class: `mark-finding is-${kind}`, href },
     number > 1 ? `${number} ${kind.replace("_", " ")}` : kind.replace("_", " "),
   );
 

@@ -24,35 +24,35 @@ export function processesView(processes, context) {
     "section",
     { class: "processes", "aria-label": "Processes" },
     h("h2", {}, "Processes"),
-    table("Processes", COLUMNS, context.state.sort, rows.map((one) => row(one, context))),
+    table("Processes", COLUMNS, context.state.sort, rows.map((process) => processRow(process, context))),
   );
 }
 
-function row(one, context) {
-  const why = context.why(one.device, one);
+function processRow(process, context) {
+  const why = context.why(process.device, process);
   return h(
     "tr",
-    { key: one.key, class: `is-${one.owner}` },
-    h("th", { scope: "row", class: "number", "data-label": "PID" }, one.pid),
-    cell("Type", false, printable(one.type)),
+    { key: process.key, class: `is-${process.owner}` },
+    h("th", { scope: "row", class: "number", "data-label": "PID" }, process.pid),
+    cell("Type", false, printable(process.type)),
     cell(
       "Command",
       false,
-      known(one.comm || null, (text) => name(text, { class: "command" }), "The process ended, or /proc does not show it"),
+      known(process.comm || null, (text) => name(text, { class: "command" }), "The process ended, or /proc does not show it"),
     ),
     cell(
       "Device",
       false,
-      h("a", { href: `#${one.device.uuid}`, title: printable(one.device.uuid) }, deviceName(one.device)),
+      h("a", { href: `#${process.device.uuid}`, title: printable(process.device.uuid) }, deviceName(process.device)),
     ),
-    cell("Owner", false, ownerMark(one.owner)),
+    cell("Owner", false, ownerMark(process.owner)),
     cell(
       "Container",
       false,
-      podName(one) ?? (one.owner === "host" ? "" : known(null, null, why.owner)),
-      one.work && [" ", name(one.work, { class: "name" })],
+      podName(process) ?? (process.owner === "host" ? "" : known(null, null, why.owner)),
+      process.work && [" ", name(process.work, { class: "name" })],
     ),
-    cell("Memory", true, known(one.used, bytes, why.used)),
-    cell("SM", true, known(one.sm, percent, why.sm)),
+    cell("Memory", true, known(process.used, bytes, why.used)),
+    cell("SM", true, known(process.sm, percent, why.sm)),
   );
 }

@@ -3,7 +3,7 @@
 import { hasKubelet } from "./model.js";
 
 export function reasons(map) {
-  const down = (source) => map.sources.some((one) => one.source === source && !one.up) && `${source} is down`;
+  const down = (source) => map.sources.some((row) => row.source === source && !row.up) && `${source} is down`;
   const kubelet = hasKubelet(map) ? down("kubelet") : "This machine has no kubelet";
   const blind = map.remedies.pid_visibility;
   return (device, row) => {
@@ -20,7 +20,7 @@ export function reasons(map) {
       (row.grant?.reservation && "It reserves the GPU for other pods, and is granted nothing") ||
       (row.owner === "scheduled" && "No source has the share that the scheduler granted (--pods-api-socket)");
     const parent = device.partitioned && "See the MIG devices below";
-    const clients = row.processes?.some((one) => one.type?.includes("M")) || row.type?.includes("M");
+    const clients = row.processes?.some((process) => process.type?.includes("M")) || row.type?.includes("M");
     return {
       held: share || "It is not known whether it holds the device",
       gpus: share || "The share of the GPU is not known",

@@ -3,14 +3,14 @@
 
 import { h } from "./dom.js";
 import { bar, legend } from "./bar.js";
-import { details, vacancy } from "./devices.js";
+import { details, freeFor, freeWords, vacancy } from "./devices.js";
 import { marks, power } from "./health.js";
-import { hasKubelet, keyOf, modelOf, oneModel, workName } from "./model.js";
+import { hasKubelet, modelOf, oneModel, workName } from "./model.js";
 import { outOf } from "./parts.js";
-import { listedBytes } from "./totals.js";
-import { bytes, known, name, percent, printable } from "./words.js";
+import { listedBytes, memoryOf } from "./totals.js";
+import { bytes, count, cutName, known, name, percent, printable } from "./words.js";
 
-const NAMED = 3; // holders, or work outside pods, on a line
+const ROOM = 42; // characters of two or three names on a line
 const FEW = 2; // GPUs that are open from the start
 
 /** Return whether to show the details of a GPU: if the reader opened it or filters, or if there are few GPUs. */
@@ -31,7 +31,7 @@ export function strip(lines, context) {
       h("span", {}, "GPU"),
       differ && h("span", {}, "Model"),
       h("span", {}, "Memory by owner"),
-      ["Used", "GPU busy", "Temp", "Power"].map(number),
+      ["Used", "Free", "GPU busy", "Temp", "Power"].map(number),
       h("span", {}, hasKubelet(context.map) ? "Held by" : "Used by"),
     ),
     lines.map((line) => section(line, context, differ)),
@@ -90,6 +90,7 @@ function numbers(line, context) {
   return [
     memory ? bar(all) : h("span", { class: "bar" }),
     h("span", { class: "number used" }, memory || listed === null ? known(memory, used, why.used) : bytes(listed)),
+    h("span", { class: "number free", title: memory && freeFor(memory, line.devices) }, known(memory?.free_bytes, bytes, why.used)),
     h("span", { class: "number busy" }, busy(gpu, why)),
     h("span", { class: "number" }, known(temperature, (degrees) => `${Math.round(degrees)} °C`, NOT_REPORTED)),
     h("span", { class: "number power" }, known(reading?.power_watts, (watts) => power(watts, reading.power_limit_watts), NOT_REPORTED)),
@@ -97,9 +98,6 @@ function numbers(line, context) {
 }
 
 const NOT_REPORTED = "The GPU does not report it";
-
-/** Return the memory of the whole GPU. */
-const memoryOf = (line) => line.gpu?.reading?.memory ?? (line.devices.length === 1 ? line.devices[0].memory : null);
 
 const used = ({ used_bytes: now, total_bytes: total }) => outOf(bytes(now), bytes(total));
 
@@ -110,24 +108,25 @@ function busy(gpu, why) {
   return [meter, h("span", { class: "ratio" }, percent(ratio))];
 }
 
-/** Return the first containers that hold a part of the GPU, and the number of others; without a kubelet, its users. */
+/** Return the first pods that hold a part of the GPU, the number of others, and what is free; without a kubelet, its users. */
 function holders(line, context) {
-  const found = hasKubelet(context.map) ? holdersOf(line) : worksOn(line);
-  if (!found.length) return h("span", { class: "of" }, vacancy(line, context));
-  const first = found.slice(0, NAMED);
-  const names = first.map(([word, title], at) => [at ? ", " : "", name(word, { class: "pod", title: printable(title) })]);
-  const more = found.length - first.length;
-  return [h("span", { class: "names" }, names), more > 0 && h("span", { class: "more-names" }, `+${more}`)];
+  const free = freeWords(line);
+  const migDevices = line.devices.filter((device) => device.mig).length;
+  const names = [...new Map(hasKubelet(context.map) ? podsOn(line) : worksOn(line))];
+  let room = ROOM;
+  const first = names.filter(([, word]) => (room -= Math.min(Math.max(word.length, ROOM / 3), ROOM / 2)) >= 0).map(([title, word]) => h("span", { title: printable(title) }, cutName(word, "pod")));
+  return [
+    migDevices > 0 && h("span", { class: "of" }, `${count(migDevices, "MIG device")}:`),
+    names.length ? h("span", { class: "names" }, first) : h("span", { class: "of" }, vacancy(line, context)),
+    names.length > first.length && h("span", { class: "more-names" }, `+${names.length - first.length}`),
+    names.length > 0 && free && h("span", { class: "of" }, free),
+  ];
 }
 
-const holdersOf = (line) => {
-  const found = new Map(line.devices.flatMap((device) => device.holding).map((row) => [keyOf(row), row]));
-  return [...found.values()].map((row) => [row.pod, `${row.namespace}/${row.pod}`]);
-};
+const podsOn = (line) => line.devices.flatMap((device) => device.holding).map(({ namespace, pod }) => [`${namespace}/${pod}`, pod]);
 
 /** Return the names of work outside pods, the largest memory first. */
-const worksOn = (line) => {
+function worksOn(line) {
   const uses = line.devices.flatMap((device) => device.host ?? []).filter((use) => workName(use.work));
-  uses.sort((one, other) => (other.memory_bytes ?? 0) - (one.memory_bytes ?? 0));
-  return [...new Set(uses.map((use) => workName(use.work)))].map((word) => [word, word]);
-};
+  return uses.sort((a, b) => (b.memory_bytes ?? 0) - (a.memory_bytes ?? 0)).map((use) => [workName(use.work), workName(use.work)]);
+}

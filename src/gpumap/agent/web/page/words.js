@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 
 const MIB = 2 ** 20;
+const TAIL = 6; // characters that a cut name keeps at its end, as of a pod of a Deployment
 
 export function bytes(value) {
   const mib = Math.abs(value) / MIB;
@@ -14,20 +15,20 @@ export function bytes(value) {
   return `${sign}${gib.toFixed(gib < 100 ? 1 : 0)} GiB`;
 }
 
-export const percent = (ratio) => `${(ratio * 100).toFixed(0)} %`;
+export const percent = (ratio) => `${(ratio * 100).toFixed(0)}\u00a0%`;
 
 export const share = (gpus) => (Number.isInteger(gpus) ? String(gpus) : gpus.toPrecision(2).replace(/\.?0+$/, ""));
 
-/** Return a value, or a dash with the reason. */
+/** Return a value, or a dash that opens the reason. */
 export function known(value, form, reason) {
   if (value !== null && value !== undefined) return form(value);
-  return h("span", { class: "unknown", role: "img", title: reason, "aria-label": `unknown: ${reason}` }, "–");
+  return h("button", { type: "button", class: "unknown", title: reason, "aria-label": `unknown: ${reason}` }, "–");
 }
 
 export function duration(seconds) {
-  const whole = Math.max(0, Math.round(seconds));
-  if (whole < 100) return `${whole} s`;
-  const minutes = Math.round(whole / 60);
+  const wholeSeconds = Math.max(0, Math.round(seconds));
+  if (wholeSeconds < 100) return `${wholeSeconds} s`;
+  const minutes = Math.round(wholeSeconds / 60);
   if (minutes < 100) return `${minutes} min`;
   const hours = Math.round(minutes / 60);
   return hours < 48 ? `${hours} h` : `${Math.round(hours / 24)} d`;
@@ -42,61 +43,32 @@ export const moment = (seconds) =>
 /** Return the time of day. */
 export const clock = (seconds) => `${moment(seconds).slice(11, 16)} UTC`;
 
-export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
+export const count = (number, noun, plural = `${noun}s`) => `${number} ${number === 1 ? noun : plural}`;
 
 /** Escape a foreign text: characters that do not print, or that change the direction of text. */
 export const printable = (text) =>
   String(text).replace(
     /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cs}]/gu,
-    (one) => `\\u${one.codePointAt(0).toString(16).padStart(4, "0")}`,
+    (character) => `\\u${character.codePointAt(0).toString(16).padStart(4, "0")}`,
   );
 
 /** Return a sentence of gpumap with its commands and values marked. */
 export const prose = (text) =>
   printable(text)
     .split("`")
-    .map((part, at) => (at % 2 ? h("code", {}, part) : part));
+    .map((part, index) => (index % 2 ? h("code", {}, part) : part));
 
 /** Return a foreign text in an element that isolates its direction. */
 export const name = (text, attributes) => h("bdi", attributes, printable(text));
 
-export const OWNERS = {
-  assigned: "assigned",
-  unassigned: "not assigned",
-  gone: "deleted pod",
-  scheduled: "scheduled",
-  host: "host",
-  mps_server: "MPS server",
-  sibling: "sibling instance",
-  unknown: "owner unknown",
-  unaccounted: "unaccounted",
-};
+/** Return a name that gives way in its middle where it has too little room. */
+export function cutName(text, kind) {
+  const characters = [...printable(text)];
+  const end = characters.length > 2 * TAIL ? characters.splice(-TAIL).join("") : null;
+  return h("bdi", { class: end ? `${kind} cut` : kind }, end ? [h("span", {}, characters.join("")), h("span", {}, end)] : characters.join(""));
+}
 
-export const OWNER_MEANS = {
-  assigned: "The kubelet assigned this device to the container.",
-  unassigned: "A container of a live pod uses this device, but does not hold it.",
-  gone: "Processes of a pod that no longer exists.",
-  scheduled: "A scheduler lets the pod share this device. The kubelet assigned it nothing.",
-  host: "Processes outside pods.",
-  mps_server: "The MPS server, which works for its clients.",
-  sibling: "Processes of the other compute instances that share this memory.",
-  unknown: "No source can name the pod or the container, or its assignment.",
-  unaccounted: "Memory that no process explains: used by the driver, or by processes whose memory is not reported.",
-};
-
-export const FINDING_MEANS = {
-  fault: "It does not work as it should.",
-  not_offered: "No container can be assigned this GPU.",
-  squatter: "It uses a device that it does not hold.",
-  leftover: "Its pod no longer exists, but its processes still use the device.",
-  unexplained: "No living process explains this memory or load.",
-  over: "It uses more memory than granted.",
-  stalled: "Its GPU is busy, but draws next to no power. It may be stalled.",
-  idle: "It holds the device, but did no work for a while.",
-  maybe_idle: "gpumap has seen no work of it for a while, but cannot prove that it rests.",
-  unused: "It uses less memory than granted.",
-  unmatched: "It holds slots that match no known device, or that another pod holds too.",
-};
+export const ownerWord = (owner) => ({ mps_server: "MPS server", sibling: "sibling instance" })[owner] ?? printable(owner);
 
 /** The throttle reasons of clocks. */
 export const SLOWED = {
