@@ -30,13 +30,13 @@ def nested(value: str) -> str:
 
 
 MISTAKES = [
-    ("gpu: []", 'scenario: unknown key "gpu" (did you mean "gpus"?)'),
-    ("pods: []", 'scenario: "gpus" is missing'),
-    ("- a", "scenario: expected a mapping, found a list"),
+    ("gpu: []", "scenario: Object contains unknown field `gpu`"),
+    ("pods: []", "scenario: Object missing required field `gpus`"),
+    ("- a", "scenario: Expected `object`, got `array`"),
     ("gpus: [\npods", "line 2: not YAML: expected ',' or ']', but got '<stream end>'"),
     ("node: a\nnode: b", 'line 2: key "node" is set twice'),
-    ("gpus: [{model: H100, memory: 80GB}]", 'gpus[0].memory: expected a size such as 20GiB or 512MiB, found "80GB"'),
-    ("repeat: 90\ngpus: []", 'repeat: expected a time such as 90s or 1m30s, found "90"'),
+    ("gpus: [{model: H100, memory: 80GB}]", "gpus[0].memory: expected a size such as 20GiB or 512MiB"),
+    ("repeat: 90\ngpus: []", "repeat: expected a time such as 90s or 1m30s"),
     (GPUS + "kubelet: {away: [{from: 2m, until: 1m}]}", "kubelet.away[0]: ends before it begins"),
     (
         GPUS + "kubelet: {away: [{from: 4m, until: 5m}]}",
@@ -48,16 +48,15 @@ MISTAKES = [
     ),
     (
         "gpus: [{model: H100, memory: 80GiB, values: {clock_hertz: {}}}]",
-        'gpus[0].values: unknown key "clock_hertz" (did you mean "clocks_hertz"?)',
+        'gpus[0].values: unknown key "clock_hertz"',
     ),
     (
         "gpus: [{model: H100, memory: 80GiB, values: {clocks_hertz: {sm: fast}}}]",
-        'gpus[0].values.clocks_hertz.sm: expected a number, found "fast"',
+        "gpus[0].values.clocks_hertz[...]: Expected `float`, got `str`",
     ),
     (
         "gpus: [{model: H100, memory: 80GiB, growth: {ecc_errors: 1}}]",
-        "gpus[0].growth: each key must be one of pcie_transmit_bytes, pcie_receive_bytes, nvlink_transmit_bytes, "
-        "nvlink_receive_bytes, pcie_replays",
+        "gpus[0].growth: Invalid enum value 'ecc_errors'",
     ),
     (
         "gpus: [{model: H100, memory: 80GiB, mig: [1g.10gb], replicas: 4}]",
@@ -71,8 +70,7 @@ MISTAKES = [
     ),
     (
         "gpus: [{model: A, memory: 80GiB, faults: [{kind: dead, until: 1m}]}]",
-        "gpus[0].faults[0].kind: expected one of lost, hung, reset_required, insufficient_power, irq_issue, "
-        'no_permission, unknown, found "dead"',
+        "gpus[0].faults[0].kind: Invalid enum value 'dead'",
     ),
     (
         "gpus: [{model: A, memory: 80GiB, xids: [{at: 5m, code: 79}]}]",
@@ -113,8 +111,7 @@ MISTAKES = [
     ),
     (
         GPUS + POD + "{name: c, gpus: [0], processes: [{memory: 1GiB, sm: 180%}]}",
-        "pods[0].containers[0].processes[0].sm: expected a ratio from 0 to 1, or a percentage such as 40%, "
-        'found "180%"',
+        "pods[0].containers[0].processes[0].sm: expected a ratio from 0 to 1, or a percentage such as 40%",
     ),
     (
         GPUS + POD + "{name: c, gpus: [0], processes: [{memory: 90GiB}]}",
@@ -140,14 +137,13 @@ MISTAKES = [
         GPUS + "kubelet: {away: [{from: 1m, until: 2m}]}\n" + POD + "{name: c}\n    from: 90s",
         "pods[0]: cannot start at 90s, while the kubelet is away",
     ),
-    (f"gpus: [{', '.join(['{model: A, memory: 1GiB}'] * 65)}]", "gpus: has more than 64 entries"),
+    (f"gpus: [{', '.join(['{model: A, memory: 1GiB}'] * 65)}]", "gpus: Expected `array` of length <= 64"),
     (nested("{{<<: [{}]}}"), "line 6: more than 100000 values, counting aliases"),
     (nested("[{}]"), "line 6: more than 100000 values, counting aliases"),
     ("gpus:\n- &a [*a]\n", "line 2: more than 100000 values, counting aliases"),
     (
         GPUS + "host_processes: [{gpu: 0, memory: 1GiB, comm: a-very-long-command}]",
-        "host_processes[0].comm: expected a command name of 1 to 15 characters, no control character, /, ( or ), "
-        'found "a-very-long-command"',
+        "host_processes[0].comm: expected a command name of 1 to 15 characters, without /, parentheses and controls",
     ),
 ]
 

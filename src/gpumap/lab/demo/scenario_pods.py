@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
-from gpumap.lab.decoding import unknown_key
 from gpumap.lab.demo.scenario_model import (
     Answer,
     Container,
@@ -217,7 +216,7 @@ class PodReader:
             return dict.fromkeys(resources, _answer(answers, place))
         for key in answers:
             if key not in resources:
-                raise ScenarioError(unknown_key(key, resources, place))
+                raise ScenarioError(f'{place}: its container does not hold "{key}" (it holds {", ".join(resources)})')
         return {resource: _answer(answer, f"{place}.{resource}") for resource, answer in answers.items()}
 
     def _named(self, value: T, place: str) -> T:
