@@ -40,7 +40,7 @@ MISTAKES = [
     (GPUS + "kubelet: {away: [{from: 2m, until: 1m}]}", "kubelet.away[0]: ends before it begins"),
     (
         GPUS + "kubelet: {away: [{from: 4m, until: 5m}]}",
-        "kubelet.away[0]: ends at 305s, after the play (repeat: 300s)",
+        "kubelet.away[0]: 305s is after the play (repeat: 300s)",
     ),
     (
         "gpus: [{model: H100, memory: 80GiB, mig: [4g.40gb, 4g.40gb]}]",
@@ -73,8 +73,8 @@ MISTAKES = [
         "gpus[0].faults[0].kind: Invalid enum value 'dead'",
     ),
     (
-        "gpus: [{model: A, memory: 80GiB, xids: [{at: 5m, code: 79}]}]",
-        "gpus[0].xids: one comes at 300s, after the play (repeat: 300s)",
+        "gpus: [{model: A, memory: 80GiB, xids: [{at: 6m, code: 79}]}]",
+        "gpus[0].xids[0]: 360s is after the play (repeat: 300s)",
     ),
     (GPUS + POD + "{name: c, gpus: [7]}", "pods[0].containers[0].gpus[0]: there is no gpu 7 (this node has 3)"),
     (

@@ -64,8 +64,7 @@ def cut_checkpoint(
         for resource, value in sorted(registered.items())
         if is_gpus(resource, ids_in(value), is_gpu_resource)
     }
-    document = {"Data": {"PodDeviceEntries": rows or None, "RegisteredDevices": offered}, "Checksum": 0}
-    return json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
+    return _as_json({"Data": {"PodDeviceEntries": rows or None, "RegisteredDevices": offered}, "Checksum": 0})
 
 
 def _renamed(value: object, id_: Rename) -> dict[str, list[str]] | list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from functools import partial
 
 KEPT_NAMESPACES = frozenset(
     {"default", "kube-system", "kube-public", "kube-node-lease", "kai-resource-reservation", "runai-reservation"}
@@ -68,21 +69,11 @@ class Pseudonyms:
         self._key = key
         self._names: dict[tuple[str, str], str] = {}
         self._taken: set[tuple[str, str]] = set()
+        kinds = ("pod", "container", "node", "claim")
+        self.pod, self.container, self.node, self.claim = (partial(self._name, kind) for kind in kinds)
 
     def namespace(self, name: str) -> str:
         return name if name in KEPT_NAMESPACES else self._name("namespace", name)
-
-    def pod(self, name: str) -> str:
-        return self._name("pod", name)
-
-    def container(self, name: str) -> str:
-        return self._name("container", name)
-
-    def node(self, name: str) -> str:
-        return self._name("node", name)
-
-    def claim(self, name: str) -> str:
-        return self._name("claim", name)
 
     def comm(self, name: str) -> str:
         return name if KEPT_COMMS.fullmatch(name) else self._name("comm", name)

@@ -134,13 +134,8 @@ class PodReader:
                 raise ScenarioError(f'{gpu_place}: gpu {index} is shared, ask for its slots with "slots"')
             yield Request(gpu_place, Leaf(index), 1)
         for slots, gpu_place in each(container.slots, f"{place}.slots"):
-            replicas = self._gpu(slots.gpu, f"{gpu_place}.gpu").replicas
-            if not replicas:
+            if not self._gpu(slots.gpu, f"{gpu_place}.gpu").replicas:
                 raise ScenarioError(f'{gpu_place}: gpu {slots.gpu} has no slots (it has no "replicas")')
-            if slots.count > replicas:
-                raise ScenarioError(
-                    f"{gpu_place}: asks for {slots.count} slots of gpu {slots.gpu}, which has {replicas}"
-                )
             yield Request(gpu_place, Leaf(slots.gpu), slots.count)
         for mig, gpu_place in each(container.mig, f"{place}.mig"):
             self._mig_uuid(self._gpu(mig.gpu, f"{gpu_place}.gpu"), mig.instance, gpu_place)
