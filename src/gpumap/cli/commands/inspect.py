@@ -28,7 +28,7 @@ from gpumap.model.gaps import invisible, unknown_of_devices, use_known
 from gpumap.model.grouping import grouped
 from gpumap.model.node import VERSION, ContainerOnDevice, Device, Node
 from gpumap.model.plugins import GPU_MEM, gpushare_slot_bytes
-from gpumap.model.readings import DeviceMemory
+from gpumap.model.readings import GpuReading
 from gpumap.model.terms import Owner, PodName
 
 if TYPE_CHECKING:
@@ -192,8 +192,7 @@ def _inspect_node(node: Node) -> InspectedNode | None:
     sees = bool(node.capabilities.get("pid_visibility"))
     gpus = [InspectedGpu()] * size
     for gpu in node.gpus:
-        memory = gpu.reading.memory if gpu.reading else None
-        gpus[gpu.index] = _inspect_gpu(gpu.uuid, memory, devices.pop(gpu.uuid, []), answered, sees)
+        gpus[gpu.index] = _inspect_gpu(gpu.uuid, gpu.reading, devices.pop(gpu.uuid, []), answered, sees)
     unplaced = [device for of_gpu in devices.values() for device in of_gpu]
     is_blind = not node.gpus and ("nvml" not in sources_up(node) or bool(unplaced))
     waiting = grouped((slots.pod_name, slots.slots) for slots in node.unmatched if slots.resource == GPU_MEM)
@@ -239,13 +238,14 @@ def _sums(entries: Sequence[InspectedGpu | InspectedNode]) -> Amounts:
 
 
 def _inspect_gpu(
-    uuid: str, memory: DeviceMemory | None, devices: Sequence[Device], kubelet_answered: bool, sees_processes: bool
+    uuid: str, reading: GpuReading | None, devices: Sequence[Device], kubelet_answered: bool, sees_processes: bool
 ) -> InspectedGpu:
-    """Count the grants and use of one GPU's devices. Without the GPU's own `memory`, that of its device is taken.
+    """Count the grants and use of one GPU's devices. Without a reading of its memory, that of its device is taken.
 
     The memory of a partitioned GPU is that of its MIG devices: no container can be assigned the rest.
     """
-    memory = memory or next((device.memory for device in devices if device.uuid == uuid), None)
+    memories = [reading.memory if reading else None, *(device.memory for device in devices if device.uuid == uuid)]
+    memory = next(filter(None, memories), None)
     offered = sum(device.allocatable.get(GPU_MEM, 0) for device in devices)
     slot_bytes = gpushare_slot_bytes(offered, memory.total_bytes) if offered and memory else 0
     instances = {device.mig.gpu_instance_id: device.memory for device in devices if device.mig}
@@ -345,10 +345,7 @@ def _unknown_of_node(node: Node, *, used: bool) -> Iterator[str]:
 def inspect_table(
     nodes: Sequence[InspectedNode], sentences: Sequence[str], shape: Shape, *, details: bool = False, used: bool = False
 ) -> str:
-    """Return a line for each node, or with `details` a table of pods for each.
-
-    `sentences` are about what is not known.
-    """
+    """Return a line for each node, or with `details` a table of pods for each. `sentences` are below the tables."""
     unit = _unit(nodes)
     if details:
         refuse_huge(sum(len(node.gpus) * len(node.pods) for node in nodes) * _CELL)
@@ -445,8 +442,7 @@ def _unit(nodes: Iterable[InspectedNode]) -> int:
 
 
 def inspect_values(nodes: Sequence[InspectedNode], missing: Sequence[str]) -> dict[str, object]:
-    """Return the same for scripts, always with pods and use. An amount that is unknown, or known only in part, is
-    null."""
+    """Return the same for scripts, always with pods and use. An amount that is not known, or in part, is null."""
     return {
         "version": VERSION,
         "unit": _UNITS[_unit(nodes)],

@@ -44,8 +44,7 @@ def cut_checkpoint(
     container: Rename = str,
     id_: Rename = str,
 ) -> bytes:
-    """Reduce a checkpoint; `uid`, `container` and `id_` return new names. Raises ValueError if it is not a
-    checkpoint."""
+    """Reduce a checkpoint; `uid`, `container` and `id_` return new names. Raises ValueError if it is none."""
     entries, registered = read(text)
     rows = [
         {
@@ -68,8 +67,7 @@ def cut_checkpoint(
 
 
 def _renamed(value: object, id_: Rename) -> dict[str, list[str]] | list[str]:
-    """Return ids by NUMA node, or a list for kubelets until 1.19. The ids of a key that is not a node's number
-    stay."""
+    """Return ids by NUMA node, or a list for kubelets until 1.19. Ids of a key that is no number of a node stay."""
     if not isinstance(value, dict):
         return sorted(map(id_, ids_in(value)))
     nodes: dict[str, list[str]] = {}

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -23,8 +23,6 @@ from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits, refused
 from gpumap.lab.decoding import decode_json, matching
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.terms import DEFAULT_RESOURCE_PATTERN
-
-T = TypeVar("T")
 
 VERSION = 1
 EXPECTED = "expected.prom"
@@ -93,6 +91,8 @@ def load(folder: Path, limits: Limits = LIMITS) -> Capture:
             frames.append(frame)
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     return Capture(about, tuple(frames))
 
 
@@ -100,7 +100,7 @@ def _check(about: About, folder: Path, files: Mapping[str, bytes], last_files: M
     try:
         contents.check(files, last_files, has_kubelet=about.kubelet)
     except ValueError as error:
-        raise UsageError(f"{folder}: {error}") from error
+        raise ValueError(f"{folder}: {error}") from error
 
 
 class _FrameFile(Struct, frozen=True, omit_defaults=True):
@@ -112,7 +112,7 @@ class _FrameFile(Struct, frozen=True, omit_defaults=True):
 
 def _about(reader: BoundedReader, folder: Path) -> About:
     path = folder / "capture.json"
-    about = _decoded(reader.read_description(path), path, About)
+    about = decode_json(reader.read_description(path), About, str(path))
     why = refused(about.resource)
     if why is not None:
         raise UsageError(f"{path}: resource {why}")
@@ -121,7 +121,7 @@ def _about(reader: BoundedReader, folder: Path) -> About:
 
 def _frame(reader: BoundedReader, folder: Path, last_frame: Frame) -> Frame:
     path = folder / "frame.json"
-    file = _decoded(reader.read_description(path), path, _FrameFile)
+    file = decode_json(reader.read_description(path), _FrameFile, str(path))
     if not last_frame.offset_seconds <= file.offset_seconds < 1e9:
         raise UsageError(f"{path}: offset_seconds is not a number from {last_frame.offset_seconds:g} on")
     changed = reader.files(folder, _FILE)
@@ -130,13 +130,6 @@ def _frame(reader: BoundedReader, folder: Path, last_frame: Frame) -> Frame:
     gone_paths = set(file.gone_paths)
     kept_files = {name: content for name, content in last_frame.files.items() if name not in gone_paths}
     return Frame(file.offset_seconds, {**kept_files, **changed})
-
-
-def _decoded(text: bytes, path: Path, kind: type[T]) -> T:
-    try:
-        return decode_json(text, kind, str(path))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 # --- out --------------------------------------------------------------------------------------------------------------

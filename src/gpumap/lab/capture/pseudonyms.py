@@ -160,7 +160,6 @@ class Pseudonyms:
 
 
 def _means_something(word: str) -> bool:
-    """Return whether a word is kept: otherwise two would become one, or a name an amount. Bare numbers become
-    numbers."""
+    """Return whether a word is kept: otherwise two would become one, or a name an amount. Numbers become numbers."""
     is_amount = _AMOUNT.fullmatch(word) is not None and not word.isdigit()
     return is_amount or word in KEPT_NAMESPACES or word in KEPT_WORDS
