@@ -102,19 +102,18 @@ class Pseudonyms:
         return self._text(text, lambda word: word in KEPT_CONTROLLERS)
 
     def _text(self, text: str, keeps: Callable[[str], bool]) -> str:
-        def words(between: str) -> str:
-            return _WORD.sub(lambda match: match[0] if keeps(match[0]) else self._word(match[0]), between)
+        def renamed_word(match: re.Match[str]) -> str:
+            if keeps(match[0]):
+                return match[0]
+            if _SLUID.fullmatch(match[0]):  # Slurm's id of a job keeps its form
+                return f"s{self._name('sluid', match[0][1:])}"
+            return self._name("word", match[0])
 
         done, parts = 0, []
         for match in _HEX.finditer(text):
-            parts += [words(text[done : match.start()]), match[1] or "", self._hex(match[2])]
+            parts += [_WORD.sub(renamed_word, text[done : match.start()]), match[1] or "", self._hex(match[2])]
             done = match.end()
-        return "".join((*parts, words(text[done:])))
-
-    def _word(self, word: str) -> str:
-        if _SLUID.fullmatch(word):  # Slurm's id of a job keeps its form
-            return f"s{self._name('sluid', word[1:])}"
-        return self._name("word", word)
+        return "".join((*parts, _WORD.sub(renamed_word, text[done:])))
 
     def _hex(self, text: str) -> str:
         """Each digit moves by a number that follows from those before it. Dashes do not count, capitals stay so."""

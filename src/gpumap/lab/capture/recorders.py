@@ -268,7 +268,7 @@ def _complaint(source: str, complaints: tuple[Complaint, ...]) -> Down | None:
     return reasons[-1] if reasons else None
 
 
-_SPEAKABLE = re.compile(r"[^\s/\0]+")
+_SPEAKABLE = re.compile(r"(?!\.\.?\Z)[^\s/\0]+")
 """A kubelet's names have no blanks; a line of log.tree cannot contain one with blanks."""
 
 
@@ -294,14 +294,11 @@ def _link(entry: os.DirEntry[str], path: str) -> Iterator[LogEntry]:
         steps = os.readlink(entry.path).split("/")[-3:]
     except OSError:
         return
-    if len(steps) == 3 and all(map(_is_name, steps)):
+    # A link may have a target that cannot be a name.
+    if len(steps) == 3 and all(
+        _SPEAKABLE.fullmatch(step) and step.isprintable() and contents.is_short(step) for step in steps
+    ):
         yield LogEntry("l", "777", path, f"/var/log/pods/{'/'.join(steps)}")
-
-
-def _is_name(step: str) -> bool:
-    """A link may have a target that cannot be a name."""
-    speakable = _SPEAKABLE.fullmatch(step) is not None and step.isprintable() and contents.is_short(step)
-    return speakable and step not in (".", "..")
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
