@@ -407,7 +407,7 @@ SERVER = ("--prometheus", "http://127.0.0.1:9", "--from", "1d")
         (("--prometheus", "http://u:secret@", "--from", "1d"), "--prometheus http://: is not a URL"),
         (
             ("--prometheus", "http://a:x/", "--from", "1d"),
-            "--prometheus http://a:x/: the port must be a number",
+            "--prometheus http://a:x/: Invalid URL: port can't be converted to integer",
         ),
         ((*SERVER, "--by", "team"), '--by: unknown value "team"; valid values: namespace, pod, label'),
         ((*SERVER, "--by", "job", "--price-per-gpu-hour", "2"), "--price-per-gpu-hour: not with --by job, because"),

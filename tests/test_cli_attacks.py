@@ -29,7 +29,6 @@ from gpumap.cli.main import print_notices
 from gpumap.cli.rows import NodeMaps
 from gpumap.cli.screen import yaml_text
 from gpumap.cli.table import Shape
-from gpumap.lab import decoding
 from gpumap.lab.capture import anonymize, pseudonyms
 from gpumap.model import cgroups, device_ids, workloads
 from gpumap.model.errors import FatalError
@@ -286,7 +285,6 @@ _EXPRESSIONS = [
     (anonymize._STAT, "1 ", "(a) R 1 1", "!"),
     (anonymize._LOG_PATH, "/var/log/pods/a_a_a/", "a", "/"),
     (pseudonyms._HEX, "", "pod0123abcd-", "!"),
-    (decoding._PLACE, "", " - at `$", "!"),
     (credentials._HEADER_NAME, "", "a", " "),
     (watch._UNMARKED_PASTE, "a", "\n", ""),
     (pod_labels._CAMEL, "", "aA", ""),

@@ -7,7 +7,7 @@ import base64
 import json
 import re
 import tempfile
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +36,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 def renamed(page: bytes, names: Pseudonyms) -> list[str]:
     """A page's lines, with other names in their labels."""
-    by_label = {
+    by_label: dict[str, Callable[[str], str]] = {
         "namespace": names.namespace,
         "pod": names.pod,
         "pod_name": names.pod,

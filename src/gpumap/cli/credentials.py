@@ -175,12 +175,16 @@ def _tls(args: argparse.Namespace, address: URL) -> ssl.SSLContext | None:
     if address.scheme != "https":
         raise UsageError(f"--{used[0].replace('_', '-')} requires an https:// URL")
     for name in ("ca_file", "cert_file", "key_file"):
-        path = getattr(args, name)
-        if path is not None and stat.S_ISFIFO(_mode(path)):  # OpenSSL would wait for ever
-            raise UsageError(f"--{name.replace('_', '-')} {path}: is a FIFO; use a regular file")
+        if getattr(args, name) is not None:
+            _refuse_unreadable(f"--{name.replace('_', '-')}", getattr(args, name))
     if args.server_name is not None and not is_host(args.server_name):
         raise UsageError(f"--server-name {args.server_name}: is not the name of a host")
-    context = _trusting(args.ca_file)
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=args.ca_file)
+    except ssl.SSLError as error:
+        raise UsageError(f"--ca-file {args.ca_file}: does not contain certificates in PEM format") from error
     if args.cert_file is not None:
         _show(context, args.cert_file, args.key_file)
     elif args.key_file is not None:
@@ -188,25 +192,15 @@ def _tls(args: argparse.Namespace, address: URL) -> ssl.SSLContext | None:
     return context
 
 
-def _mode(path: str) -> int:
-    """Return the mode of a file; 0 if it has none: then reading it fails with the reason."""
+def _refuse_unreadable(flag: str, path: str) -> None:
+    """Raise UsageError for a file that OpenSSL cannot read, or would wait for."""
     try:
-        return os.stat(path).st_mode
-    except (OSError, ValueError):
-        return 0
-
-
-def _trusting(path: str | None) -> ssl.SSLContext:
-    import ssl
-
-    if path is None:
-        return ssl.create_default_context()
-    try:
-        return ssl.create_default_context(cafile=path)
-    except ssl.SSLError as error:
-        raise UsageError(f"--ca-file {path}: does not contain certificates in PEM format") from error
+        if stat.S_ISFIFO(os.stat(path).st_mode):
+            raise UsageError(f"{flag} {path}: is a FIFO; use a regular file")
+        with open(path, "rb") as file:
+            file.read(1)
     except (OSError, ValueError) as error:
-        raise UsageError(f"--ca-file {path}: {getattr(error, 'strerror', None) or 'is not a path'}") from error
+        raise UsageError(f"{flag} {path}: {getattr(error, 'strerror', None) or 'is not a path'}") from error
 
 
 def _show(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
@@ -216,8 +210,6 @@ def _show(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
     def refuse() -> str:
         raise UsageError(f"--key-file {key or certificate}: is encrypted; use a key without a password")
 
-    for flag, path in (("--cert-file", certificate), ("--key-file", key or certificate)):
-        _read(flag, path)
     try:
         context.load_cert_chain(certificate, key, password=refuse)
     except ssl.SSLError as error:
@@ -225,8 +217,6 @@ def _show(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
             raise UsageError(f"--key-file {key or certificate}: is not the key of {certificate}") from error
         where = f"--cert-file {certificate}" + (f" and --key-file {key}" if key else "")
         raise UsageError(f"{where}: do not contain a certificate and its key in PEM format") from error
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--cert-file {certificate}: {getattr(error, 'strerror', None) or 'is not a path'}") from error
 
 
 # --- URLs -------------------------------------------------------------------------------------------------------------
@@ -250,21 +240,13 @@ def address_of(flag: str, url: str) -> URL:
 
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{flag} {hide_password(url)}: must start with http:// or https://")
+    reason = "is not a URL with the name or address of a host"
     try:
         address = URL(url)
-        known = is_host(address.raw_host) and address.port is not None
-    except ValueError:
-        known = False
-    if not known:
-        raise UsageError(f"{flag} {hide_password(url)}: {_no_url(url)}")
-    return address
-
-
-def _no_url(url: str) -> str:
-    """Return why a URL with http:// or https:// cannot be used."""
-    if "@" in url:
-        return "is not a URL (in a password, write %2F for / and %40 for @)"
-    host, _, port = re.split(r"[/?#]", url.partition("://")[2])[0].rpartition("]")[2].partition(":")
-    if port and not (port.isdecimal() and 0 < int(port[:6]) < 1 << 16):
-        return "the port must be a number from 1 to 65535"
-    return "is not a URL with the name or address of a host" if host or "[" in url else "has no host"
+        if is_host(address.raw_host):
+            return address
+    except ValueError as error:
+        reason = str(error)
+    if "@" in url:  # the reason may repeat a password
+        reason = "is not a URL (in a password, write %2F for / and %40 for @)"
+    raise UsageError(f"{flag} {hide_password(url)}: {reason}")

@@ -50,8 +50,7 @@ class Player:
         return LISTENING_GROUP in self._asked.groups and not self._asked.release
 
     def read(self, request: wire.Request) -> Iterator[bytes]:
-        """Return the lines that answer a request: an error; or the listening periods, the driver, and then each GPU
-        that answers now."""
+        """Return the lines of an answer: an error; or the listening periods, the driver, and each GPU that answers."""
         self._asked = request
         self._load()
         xids = list(self._xids())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gpumap import __version__
 from gpumap.cli.args import WATCH_INTERVAL, add_words
@@ -64,7 +64,7 @@ def _complete(arguments: Sequence[str]) -> list[str]:
     words = list(arguments)
     if not words or (words[0].startswith("-") and words[0] not in _HELP):
         words.insert(0, DEFAULT_COMMAND)
-    switches = {flag.name for flag in KUBECTL_FLAGS if not flag.metavar} | {"--watch", "--all-namespaces"}
+    switches = (_TRUST_ANY, "--watch", "--all-namespaces")
     return [word.removesuffix("=true") if word.removesuffix("=true") in switches else word for word in words]
 
 
@@ -101,7 +101,7 @@ def _show(args: argparse.Namespace, report: Report, shape: Shape, _: Ask | None)
     node = "".join(f" {word}" for word in (selection.node, *shape.words) if word)
     namespace = f" -n {shape.namespace}" if shape.namespace else " -A"
     order = f" --sort-by {shape.order}" if shape.order else ""
-    context = f" --context {args.kubectl_context}" if args.kubectl_context else ""
+    context = f" --context {name}" if (name := _value(args, "--context")) else ""
     head = f"{PROGRAM} {args.command}{node}{'' if args.command == 'inspect' else namespace}{order}{context}"
     view = read_view(args, report, shape, head, WATCH_INTERVAL)
     return run(ask_cluster(selection, view.interval_seconds), view)
@@ -113,7 +113,7 @@ def _namespace(args: argparse.Namespace) -> str:
 
     if args.all_namespaces:
         return ""
-    return current_namespace(passed_on(args)) if args.namespace is None else str(args.namespace)
+    return current_namespace(args.kubectl_words) if args.namespace is None else str(args.namespace)
 
 
 def _read_selection(args: argparse.Namespace) -> AgentSelection:
@@ -124,7 +124,7 @@ def _read_selection(args: argparse.Namespace) -> AgentSelection:
     if args.only_node and args.node and args.only_node != args.node:
         raise UsageError(f"--node {args.node}: conflicts with NODE {args.only_node}; set only one")
     return AgentSelection(
-        kubectl_flags=passed_on(args),
+        kubectl_flags=tuple(args.kubectl_words),
         selector=args.agent_selector or SELECTOR,
         agent_namespace=args.agent_namespace or "",
         node=args.only_node or args.node or "",
@@ -146,73 +146,54 @@ KUBECTL = Program(
 # --- kubectl's own flags ----------------------------------------------------------------------------------------------
 
 _TIMEOUT = "30s"
+_TRUST_ANY = "--insecure-skip-tls-verify"
 _FOR_EVER = re.compile(r"0+[smh]?", re.ASCII)
 
 
-class KubectlFlag(NamedTuple):
-    """A flag of `kubectl options`. `metavar` is empty for a switch."""
-
-    name: str
-    metavar: str
-    help: str
-    short: str = ""
-    repeatable: bool = False
-
-    @property
-    def variable(self) -> str:
-        """Name of its value in a namespace, apart from gpumap's own flags."""
-        return "kubectl_" + self.name.removeprefix("--").replace("-", "_")
-
-
 KUBECTL_FLAGS = (
-    KubectlFlag("--context", "NAME", "Context of the kubeconfig. (default: its current context)"),
-    KubectlFlag("--kubeconfig", "FILE", "The kubeconfig. (default: $KUBECONFIG or ~/.kube/config)"),
-    KubectlFlag("--cluster", "NAME", "Cluster of the kubeconfig."),
-    KubectlFlag("--user", "NAME", "User of the kubeconfig."),
-    KubectlFlag("--server", "URL", "URL of the API server.", short="-s"),
-    KubectlFlag("--token", "TOKEN", "Bearer token."),
-    KubectlFlag("--as", "NAME", "User to impersonate."),
-    KubectlFlag("--as-group", "NAME", "Group to impersonate; repeatable.", repeatable=True),
-    KubectlFlag("--as-uid", "UID", "UID to impersonate."),
-    KubectlFlag("--certificate-authority", "FILE", "CA certificate of the API server."),
-    KubectlFlag("--client-certificate", "FILE", "Client certificate."),
-    KubectlFlag("--client-key", "FILE", "Key of the client certificate."),
-    KubectlFlag("--tls-server-name", "NAME", "Name in the API server's certificate."),
-    KubectlFlag("--insecure-skip-tls-verify", "", "Trust any certificate."),
-    KubectlFlag("--cache-dir", "DIR", "Directory of kubectl's cache."),
-    KubectlFlag(
-        "--request-timeout", "DURATION", f"Timeout of each request, such as 30s; 0: none. (default: {_TIMEOUT})"
-    ),
+    ("--context", "NAME", "Context of the kubeconfig. (default: its current context)"),
+    ("--kubeconfig", "FILE", "The kubeconfig. (default: $KUBECONFIG or ~/.kube/config)"),
+    ("--cluster", "NAME", "Cluster of the kubeconfig."),
+    ("--user", "NAME", "User of the kubeconfig."),
+    ("--server", "URL", "URL of the API server."),
+    ("--token", "TOKEN", "Bearer token."),
+    ("--as", "NAME", "User to impersonate."),
+    ("--as-group", "NAME", "Group to impersonate; repeatable."),
+    ("--as-uid", "UID", "UID to impersonate."),
+    ("--certificate-authority", "FILE", "CA certificate of the API server."),
+    ("--client-certificate", "FILE", "Client certificate."),
+    ("--client-key", "FILE", "Key of the client certificate."),
+    ("--tls-server-name", "NAME", "Name in the API server's certificate."),
+    (_TRUST_ANY, "", "Trust any certificate."),
+    ("--cache-dir", "DIR", "Directory of kubectl's cache."),
+    ("--request-timeout", "DURATION", f"Timeout of each request, such as 30s; 0: none. (default: {_TIMEOUT})"),
 )
+"""Flags of `kubectl options`, the names of their values, and their help. A switch has no value."""
 
 
 def add_kubectl_flags(parser: argparse.ArgumentParser) -> None:
-    """Add kubectl's flags to a command."""
+    """Add kubectl's flags to a command. They become words for kubectl, which itself takes the last of equal flags."""
     group = parser.add_argument_group("flags passed to kubectl")
-    for flag in KUBECTL_FLAGS:
-        names = [flag.short, flag.name] if flag.short else [flag.name]
-        if not flag.metavar:
-            group.add_argument(*names, dest=flag.variable, action="store_true", help=flag.help)
+    parser.set_defaults(kubectl_words=[])
+    for name, metavar, help_ in KUBECTL_FLAGS:
+        names = ["-s", name] if name == "--server" else [name]
+        if metavar:
+            word = f"{name}={{}}".format
+            group.add_argument(*names, dest="kubectl_words", action="append", type=word, metavar=metavar, help=help_)
         else:
-            action = "append" if flag.repeatable else "store"
-            group.add_argument(*names, dest=flag.variable, metavar=flag.metavar, action=action, help=flag.help)
+            group.add_argument(*names, dest="kubectl_words", action="append_const", const=name, help=help_)
 
 
-def passed_on(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the words for kubectl."""
-    words: list[str] = []
-    for flag in KUBECTL_FLAGS:
-        value = getattr(args, flag.variable)
-        if value is True:
-            words.append(flag.name)
-        elif value not in (None, False):
-            words += [f"{flag.name}={word}" for word in (value if flag.repeatable else (value,))]
-    return tuple(words)
+def _value(args: argparse.Namespace, name: str) -> str | None:
+    """Return the value of one of kubectl's flags; None without the flag."""
+    values = [word.removeprefix(f"{name}=") for word in args.kubectl_words if word.startswith(f"{name}=")]
+    return values[-1] if values else None
 
 
 def request_seconds(args: argparse.Namespace) -> float | None:
     """Return the deadline of each request; None without one. As in kubectl, seconds need no unit."""
-    text: str = _TIMEOUT if args.kubectl_request_timeout is None else args.kubectl_request_timeout
+    flag_text = _value(args, "--request-timeout")
+    text = _TIMEOUT if flag_text is None else flag_text
     if _FOR_EVER.fullmatch(text):
         return None
     try:

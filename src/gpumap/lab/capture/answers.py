@@ -30,22 +30,16 @@ P = TypeVar("P", bound=Message)
 
 
 def answer(files: Mapping[str, bytes], stem: str) -> bytes | None:
-    """Return an answer as bytes; `None` if there is none. Its own bytes may not be a message: they are kept as they
-    came.
-
-    Raises ValueError if the JSON is not such a message.
-    """
+    """Return an answer as bytes, which may be no message; `None` if there is none. Raises ValueError for other JSON."""
     if f"{stem}.pb" in files:
         return files[f"{stem}.pb"]
     if f"{stem}.json" not in files:
         return None
-    message: Message = _MESSAGES[stem]()
     try:
-        json_format.Parse(files[f"{stem}.json"], message)
+        message: Message = json_format.Parse(files[f"{stem}.json"], _MESSAGES[stem]())
+        return message.SerializeToString()
     except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{stem}.json: {error}") from error
-    raw: bytes = message.SerializeToString()
-    return raw
 
 
 def pods(text: bytes) -> tuple[bytes, ...]:
@@ -60,11 +54,7 @@ def pods(text: bytes) -> tuple[bytes, ...]:
 
 
 def renamed_list(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> bytes:
-    """Return a List in the order of the new names, with only GPUs and claims: no CPUs, memory, other devices or
-    unknown fields.
-
-    Raises ValueError if it cannot be decoded.
-    """
+    """Return a List in the order of the new names, with only GPUs and claims. Raises ValueError if it is none."""
     pods = [
         v1_pb2.PodResources(
             name=names.pod(pod.name),

@@ -44,8 +44,7 @@ def cut_checkpoint(
     container: Rename = str,
     id_: Rename = str,
 ) -> bytes:
-    """Reduce a checkpoint; `uid`, `container` and `id_` return new names. Raises ValueError if it is not a
-    checkpoint."""
+    """Reduce a checkpoint; `uid`, `container` and `id_` return new names. Raises ValueError if it is none."""
     entries, registered = read(text)
     rows = [
         {
@@ -64,13 +63,11 @@ def cut_checkpoint(
         for resource, value in sorted(registered.items())
         if is_gpus(resource, ids_in(value), is_gpu_resource)
     }
-    document = {"Data": {"PodDeviceEntries": rows or None, "RegisteredDevices": offered}, "Checksum": 0}
-    return json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
+    return _as_json({"Data": {"PodDeviceEntries": rows or None, "RegisteredDevices": offered}, "Checksum": 0})
 
 
 def _renamed(value: object, id_: Rename) -> dict[str, list[str]] | list[str]:
-    """Return ids by NUMA node, or a list for kubelets until 1.19. The ids of a key that is not a node's number
-    stay."""
+    """Return ids by NUMA node, or a list for kubelets until 1.19. Ids of a key that is no number of a node stay."""
     if not isinstance(value, dict):
         return sorted(map(id_, ids_in(value)))
     nodes: dict[str, list[str]] = {}

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, structs
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.lab.capture import answers
-from gpumap.lab.decoding import decode_json
+from gpumap.lab.decoding import decode_json, matching
 from gpumap.lab.node_files import parents
 from gpumap.model import remedies
 from gpumap.model.observations import NvmlReading, PciFunction
@@ -38,8 +38,8 @@ DOWN = "down.json"
 OWN_CGROUP = "own/cgroup"
 OWN_PID_IN_TREE = "own/pid_in_tree"
 """gpumap ran on the bare host: its own PID is in the process tree."""
-_SOURCES = ("kubelet", "checkpoint", "pod_logs", "gpu_fractioning", "procfs")
-Source = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(_SOURCES)})\Z", description=f"one of {', '.join(_SOURCES)}")]
+_SOURCES = "kubelet|checkpoint|pod_logs|gpu_fractioning|procfs"
+Source = Annotated[str, matching(_SOURCES, f"one of {_SOURCES}")]
 """The sources that can be down by `down.json`; NVML's errors are in `nvml.json`, in the worker's words."""
 
 NAME_BYTES_MAX = 255
@@ -127,7 +127,7 @@ class _NvmlFile(Struct, frozen=True):
     driver_version: str = ""
     cuda_version: str = ""
     nvml_version: str = ""
-    gpus: Annotated[tuple[object, ...], Meta(max_length=wire.MAX_GPUS)] | None = None
+    gpus: Annotated[tuple[GpuReading, ...], Meta(max_length=wire.MAX_GPUS)] | None = None
     xids: Annotated[tuple[XidError, ...], Meta(max_length=MAX_XIDS)] = ()
     listening: Annotated[tuple[Listening, ...], Meta(max_length=wire.MAX_GPUS)] = ()
     error: Down | None = None
@@ -147,13 +147,9 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
         return file.error
     if file.gpus is None:
         raise ValueError(f'{NVML}: "gpus" is missing')
-    try:
-        gpus = msgspec.convert(file.gpus, tuple[GpuReading, ...])
-    except ValueError as mistake:
-        raise ValueError(f"{NVML}: {mistake}") from mistake
-    if [gpu.index for gpu in gpus] != list(range(len(gpus))):
+    if [gpu.index for gpu in file.gpus] != list(range(len(file.gpus))):
         raise ValueError(f"{NVML}: the GPUs' indices are not 0, 1, …")
-    return NvmlReading(file.driver_version, file.cuda_version, file.nvml_version, gpus, file.xids, file.listening)
+    return NvmlReading(file.driver_version, file.cuda_version, file.nvml_version, file.gpus, file.xids, file.listening)
 
 
 class _PciFile(Struct, frozen=True):

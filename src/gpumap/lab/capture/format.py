@@ -6,7 +6,6 @@ not at all. `contents` explains the files.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -14,18 +13,16 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from gpumap.lab.capture import checkpoints, contents
 from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits, refused
-from gpumap.lab.decoding import decode_json
+from gpumap.lab.decoding import decode_json, matching
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.terms import DEFAULT_RESOURCE_PATTERN
-
-T = TypeVar("T")
 
 VERSION = 1
 EXPECTED = "expected.prom"
@@ -40,15 +37,15 @@ _FILE = re.compile(
 """A frame's files. gpumap ignores other files in the folder (notes, expected.prom)."""
 
 
-class About(Struct, frozen=True, omit_defaults=True):
+class About(Struct, frozen=True, omit_defaults=True, tag_field="version", tag=VERSION):
     """Data of the whole capture. `podresources` is the API's version, `resource` the flag --resource.
 
     `kubelet` is false for a machine without one (--no-kubelet).
     """
 
-    node: str
+    node: Annotated[str, Meta(min_length=1)]
     kubelet: bool = True
-    podresources: str = "v1"
+    podresources: Annotated[str, matching("v1|v1alpha1", "v1 or v1alpha1")] = "v1"
     origin: str = ""
     description: str = ""
     resource: str = DEFAULT_RESOURCE_PATTERN
@@ -94,6 +91,8 @@ def load(folder: Path, limits: Limits = LIMITS) -> Capture:
             frames.append(frame)
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     return Capture(about, tuple(frames))
 
 
@@ -101,7 +100,7 @@ def _check(about: About, folder: Path, files: Mapping[str, bytes], last_files: M
     try:
         contents.check(files, last_files, has_kubelet=about.kubelet)
     except ValueError as error:
-        raise UsageError(f"{folder}: {error}") from error
+        raise ValueError(f"{folder}: {error}") from error
 
 
 class _FrameFile(Struct, frozen=True, omit_defaults=True):
@@ -113,15 +112,7 @@ class _FrameFile(Struct, frozen=True, omit_defaults=True):
 
 def _about(reader: BoundedReader, folder: Path) -> About:
     path = folder / "capture.json"
-    text = reader.read_description(path)
-    version = _decoded(text, path, dict[str, object]).get("version")
-    if type(version) is not int or version != VERSION:
-        raise UsageError(f"{path}: version {version!r:.40} is not understood; this gpumap reads {VERSION}")
-    about = _decoded(text, path, About)
-    if not about.node:
-        raise UsageError(f"{path}: no node")
-    if about.podresources not in ("v1", "v1alpha1"):
-        raise UsageError(f'{path}: podresources "{about.podresources:.40}" is neither v1 nor v1alpha1')
+    about = decode_json(reader.read_description(path), About, str(path))
     why = refused(about.resource)
     if why is not None:
         raise UsageError(f"{path}: resource {why}")
@@ -130,7 +121,7 @@ def _about(reader: BoundedReader, folder: Path) -> About:
 
 def _frame(reader: BoundedReader, folder: Path, last_frame: Frame) -> Frame:
     path = folder / "frame.json"
-    file = _decoded(reader.read_description(path), path, _FrameFile)
+    file = decode_json(reader.read_description(path), _FrameFile, str(path))
     if not last_frame.offset_seconds <= file.offset_seconds < 1e9:
         raise UsageError(f"{path}: offset_seconds is not a number from {last_frame.offset_seconds:g} on")
     changed = reader.files(folder, _FILE)
@@ -139,13 +130,6 @@ def _frame(reader: BoundedReader, folder: Path, last_frame: Frame) -> Frame:
     gone_paths = set(file.gone_paths)
     kept_files = {name: content for name, content in last_frame.files.items() if name not in gone_paths}
     return Frame(file.offset_seconds, {**kept_files, **changed})
-
-
-def _decoded(text: bytes, path: Path, kind: type[T]) -> T:
-    try:
-        return decode_json(text, kind, str(path))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -174,8 +158,8 @@ def write(capture: Capture, folder: Path, expected: bytes) -> None:
     try:
         temporary.mkdir(mode=0o700)
         try:
-            about = {"version": VERSION, **msgspec.to_builtins(capture.about)}
-            _put(temporary / "capture.json", json.dumps(about, indent=2, ensure_ascii=False).encode() + b"\n")
+            about = msgspec.json.format(msgspec.json.encode(capture.about), indent=2)
+            _put(temporary / "capture.json", about + b"\n")
             _put(temporary / EXPECTED, expected)
             for number, (frame, changed, gone_paths) in enumerate(_deltas(capture)):
                 place = temporary / "frames" / f"{number:04}" if number else temporary

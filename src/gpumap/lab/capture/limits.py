@@ -124,8 +124,7 @@ _CHOICE = re.compile(r"\(|[*+?{]\??")
 
 
 def refused(pattern: str) -> str | None:
-    """Return why a capture must not use this expression; `None` if it may. The alternatives of the default are no
-    risk."""
+    """Return why a capture must not use this expression; `None` if it may. The default's alternatives are no risk."""
     if len(pattern) > PATTERN_CHARACTERS_MAX:
         return f"is longer than {PATTERN_CHARACTERS_MAX} characters"
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from functools import partial
 
 KEPT_NAMESPACES = frozenset(
     {"default", "kube-system", "kube-public", "kube-node-lease", "kai-resource-reservation", "runai-reservation"}
@@ -68,21 +69,11 @@ class Pseudonyms:
         self._key = key
         self._names: dict[tuple[str, str], str] = {}
         self._taken: set[tuple[str, str]] = set()
+        kinds = ("pod", "container", "node", "claim")
+        self.pod, self.container, self.node, self.claim = (partial(self._name, kind) for kind in kinds)
 
     def namespace(self, name: str) -> str:
         return name if name in KEPT_NAMESPACES else self._name("namespace", name)
-
-    def pod(self, name: str) -> str:
-        return self._name("pod", name)
-
-    def container(self, name: str) -> str:
-        return self._name("container", name)
-
-    def node(self, name: str) -> str:
-        return self._name("node", name)
-
-    def claim(self, name: str) -> str:
-        return self._name("claim", name)
 
     def comm(self, name: str) -> str:
         return name if KEPT_COMMS.fullmatch(name) else self._name("comm", name)
@@ -111,19 +102,18 @@ class Pseudonyms:
         return self._text(text, lambda word: word in KEPT_CONTROLLERS)
 
     def _text(self, text: str, keeps: Callable[[str], bool]) -> str:
-        def words(between: str) -> str:
-            return _WORD.sub(lambda match: match[0] if keeps(match[0]) else self._word(match[0]), between)
+        def renamed_word(match: re.Match[str]) -> str:
+            if keeps(match[0]):
+                return match[0]
+            if _SLUID.fullmatch(match[0]):  # Slurm's id of a job keeps its form
+                return f"s{self._name('sluid', match[0][1:])}"
+            return self._name("word", match[0])
 
         done, parts = 0, []
         for match in _HEX.finditer(text):
-            parts += [words(text[done : match.start()]), match[1] or "", self._hex(match[2])]
+            parts += [_WORD.sub(renamed_word, text[done : match.start()]), match[1] or "", self._hex(match[2])]
             done = match.end()
-        return "".join((*parts, words(text[done:])))
-
-    def _word(self, word: str) -> str:
-        if _SLUID.fullmatch(word):  # Slurm's id of a job keeps its form
-            return f"s{self._name('sluid', word[1:])}"
-        return self._name("word", word)
+        return "".join((*parts, _WORD.sub(renamed_word, text[done:])))
 
     def _hex(self, text: str) -> str:
         """Each digit moves by a number that follows from those before it. Dashes do not count, capitals stay so."""
@@ -169,7 +159,6 @@ class Pseudonyms:
 
 
 def _means_something(word: str) -> bool:
-    """Return whether a word is kept: otherwise two would become one, or a name an amount. Bare numbers become
-    numbers."""
+    """Return whether a word is kept: otherwise two would become one, or a name an amount. Numbers become numbers."""
     is_amount = _AMOUNT.fullmatch(word) is not None and not word.isdigit()
     return is_amount or word in KEPT_NAMESPACES or word in KEPT_WORDS

@@ -11,7 +11,6 @@ from gpumap import __version__
 from gpumap.agent.collect import Collector, Sources
 from gpumap.agent.service import asked_groups, join_settings_of
 from gpumap.agent.settings import Settings, collect_everything
-from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.pci import PciSource
 from gpumap.lab.capture import contents
 from gpumap.lab.capture.contents import Down
@@ -42,8 +41,7 @@ class Recorder:
     def __init__(self, settings: Settings, driver_command: Sequence[str]) -> None:
         self._settings = settings
         everything = collect_everything(settings)
-        self._nvml_source = NvmlSource(driver_command, asked_groups(everything.groups, everything.dialects))
-        self._nvml = RecordingNvml(self._nvml_source)
+        self._nvml = RecordingNvml(driver_command, asked_groups(everything.groups, everything.dialects))
         self._procfs = RecordingProcfs(settings.proc, settings.own_entry, has_kubelet=settings.has_kubelet)
         self._kubelet = RecordingKubelet(settings.kubelet_socket)
         rules = join_settings_of(settings)
@@ -101,7 +99,7 @@ class Recorder:
         self._procfs.close()
         if self._pci is not None:
             self._pci.close()
-        await asyncio.gather(self._nvml_source.close(), self._kubelet.close())
+        await asyncio.gather(self._nvml.close(), self._kubelet.close())
 
 
 async def record(

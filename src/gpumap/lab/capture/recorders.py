@@ -40,11 +40,11 @@ Recorded = dict[str, Files | Down]
 """The answers in this collection, or why a source is down, by the names of `down.json`; empty: it has not answered."""
 
 
-class RecordingKubelet:
+class RecordingKubelet(KubeletSource):
     """Keeps the answers' own bytes. Those of an unchanged List stay, although kubelets shuffle each answer."""
 
     def __init__(self, socket_path: Path) -> None:
-        self._source = KubeletSource(socket_path, on_answer=self._keep_raw)
+        super().__init__(socket_path, on_answer=self._keep_raw)
         self.recorded: Recorded = {}
         self.version = "v1"
         self._raw: Files = {}
@@ -55,7 +55,7 @@ class RecordingKubelet:
     async def read(self, timeout_seconds: float) -> SourceAnswer[KubeletAnswer]:
         self._raw = {}
         try:
-            answer = await self._source.read(timeout_seconds)
+            answer = await super().read(timeout_seconds)
         except SourceError as error:
             why = error.complaints[-1]
             undecoded = why.reason == "decode" and f"{contents.LIST}.pb" in self._raw
@@ -73,12 +73,6 @@ class RecordingKubelet:
         self.recorded = {"kubelet": self._add_starts(self._kept)}
         return answer
 
-    async def wait_until_back(self) -> None:
-        await self._source.wait_until_back()
-
-    async def close(self) -> None:
-        await self._source.close()
-
     def _add_starts(self, files: Files) -> Files:
         return {**files, contents.SOCKET: b"%d\n" % len(self._starts)} if len(self._starts) > 1 else files
 
@@ -89,44 +83,37 @@ class RecordingKubelet:
         self._raw[f"{contents.LIST if listing else contents.ALLOCATABLE}.pb"] = answer
 
 
-class RecordingNvml:
+class RecordingNvml(NvmlSource):
     """Keeps the worker's readings."""
 
-    def __init__(self, source: NvmlSource) -> None:
-        self._source = source
-        self.recorded: Files = {}
+    recorded: Mapping[str, bytes] = {}
 
     async def read(self, interval_seconds: float, timeout_seconds: float) -> SourceAnswer[NvmlReading]:
         try:
-            answer = await self._source.read(interval_seconds, timeout_seconds)
+            answer = await super().read(interval_seconds, timeout_seconds)
         except SourceError as error:
             self.recorded = {contents.NVML: contents.reading_text(Down(*error.complaints[-1]))}
             raise
         self.recorded = {contents.NVML: contents.reading_text(answer.value)}
         return answer
 
-    async def close(self) -> bool:
-        return await self._source.close()
 
-
-class RecordingProcfs:
+class RecordingProcfs(ProcfsSource):
     """Keeps `cgroup`, a bare `stat` and the uid of processes; of slurmstepds also the title.
 
     These are the processes asked for, parents that decide, one that shows PID visibility, kthreadd, and gpumap.
     """
 
     def __init__(self, root: Path, own_folder: Path, *, has_kubelet: bool = True) -> None:
-        self._source = ProcfsSource(root, own_folder, has_kubelet=has_kubelet)
+        super().__init__(root, own_folder, has_kubelet=has_kubelet)
         self.recorded: Recorded = {}
-        self._root = root
-        self._own = own_folder
         self._kept: dict[ProcEntry, Files] = {}
 
     def read(
         self, pids: Iterable[int], not_after: int | None, pod_uids: frozenset[PodUid] = frozenset()
     ) -> SourceAnswer[ProcTable]:
         try:
-            answer = self._source.read(pids, not_after, pod_uids)
+            answer = super().read(pids, not_after, pod_uids)
             self.recorded = {"procfs": self._files(answer.value)}
         except SourceError as error:
             self.recorded = {"procfs": Down(*error.complaints[-1])}
@@ -135,32 +122,20 @@ class RecordingProcfs:
             self.recorded = {"procfs": Down("unreadable", f"{error.filename}: {error.strerror}")}
         return answer
 
-    @property
-    def is_real(self) -> bool:
-        return self._source.is_real
-
-    def clock_ticks(self) -> int | None:
-        return self._source.clock_ticks()
-
-    def close(self) -> None:
-        self._source.close()
-
     def _files(self, table: ProcTable) -> Files:
-        files: Files = {contents.OWN_CGROUP: (self._own / "cgroup").read_bytes()}
+        files: Files = {contents.OWN_CGROUP: (self._own_entry / "cgroup").read_bytes()}
         if table.pid_visibility:
-            pid_outside_pod = self._source.pid_outside_pod
-            files |= (
-                {contents.OWN_PID_IN_TREE: b""} if pid_outside_pod is None else _process(self._root, pid_outside_pod)
-            )
+            pid = self.pid_outside_pod
+            files |= {contents.OWN_PID_IN_TREE: b""} if pid is None else _process(self._root, pid)
         if table.is_machine:
             files |= _process(self._root, 2)
         kept_files = self._kept
         self._kept = {entry: kept_files.get(entry) or self._entry_files(entry) for entry in table.entries}
         for entry_files in self._kept.values():
             files |= entry_files
-        for pid in self._source.pod_pids.values():
+        for pid in self.pod_pids.values():
             files |= _process(self._root, pid)
-        for job in self._source.job_ids.known():
+        for job in self.job_ids.known():
             files |= _process(self._root, job.stepd, "cmdline")
             for pid in job.parents:
                 files |= _process(self._root, pid)
@@ -171,7 +146,7 @@ class RecordingProcfs:
     def _entry_files(self, entry: ProcEntry) -> Files:
         is_user = entry.workload is not None and entry.workload.kind == "user"  # the uid names it
         files: Files = {}
-        for pid in self._source.ancestors.pids(entry.pid):
+        for pid in self.ancestors.pids(entry.pid):
             files |= _process(self._root, pid) or _unreadable(pid)
         return files | _process(self._root, entry.pid, *(["status"] if is_user else []))
 
@@ -293,7 +268,7 @@ def _complaint(source: str, complaints: tuple[Complaint, ...]) -> Down | None:
     return reasons[-1] if reasons else None
 
 
-_SPEAKABLE = re.compile(r"[^\s/\0]+")
+_SPEAKABLE = re.compile(r"(?!\.\.?\Z)[^\s/\0]+")
 """A kubelet's names have no blanks; a line of log.tree cannot contain one with blanks."""
 
 
@@ -319,14 +294,11 @@ def _link(entry: os.DirEntry[str], path: str) -> Iterator[LogEntry]:
         steps = os.readlink(entry.path).split("/")[-3:]
     except OSError:
         return
-    if len(steps) == 3 and all(map(_is_name, steps)):
+    # A link may have a target that cannot be a name.
+    if len(steps) == 3 and all(
+        _SPEAKABLE.fullmatch(step) and step.isprintable() and contents.is_short(step) for step in steps
+    ):
         yield LogEntry("l", "777", path, f"/var/log/pods/{'/'.join(steps)}")
-
-
-def _is_name(step: str) -> bool:
-    """A link may have a target that cannot be a name."""
-    speakable = _SPEAKABLE.fullmatch(step) is not None and step.isprintable() and contents.is_short(step)
-    return speakable and step not in (".", "..")
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -112,8 +112,7 @@ _Holdings = defaultdict[tuple[str, DeviceId], list[tuple[Pod, Container]]]
 
 
 def assign(reader: PodReader, gpus: Sequence[Gpu], pods: Sequence[Pod]) -> tuple[Pod, ...]:
-    """Return the pods with the ids of what they request. The other containers of a pod reuse the ids of its init
-    container."""
+    """Return the pods with the ids of what they request. Containers reuse the ids of their pod's init container."""
     holdings: _Holdings = defaultdict(list)
     for number, pod in enumerate(pods):
         for index, container in enumerate(pod.containers):

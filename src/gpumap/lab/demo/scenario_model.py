@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from msgspec import Meta, Struct, field, structs
 
-from gpumap.lab import decoding
+from gpumap.lab.decoding import convert, matching
 from gpumap.lab.demo.texts import derived_uuid
 from gpumap.lab.demo.yaml_reading import ScenarioError
 from gpumap.model.formatting import parse_duration
@@ -72,19 +72,6 @@ class Size(int):
         return cls(float(match[1]) * cls.UNITS[match[2]])
 
 
-class Ratio(float):
-    """From 0 to 1, written so or as a percentage."""
-
-    @classmethod
-    def read(cls, value: object) -> Ratio:
-        number = value
-        if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?%", value, re.ASCII):
-            number = float(value[:-1]) / 100
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
-            raise ValueError("expected a ratio from 0 to 1, or a percentage such as 40%")
-        return cls(number)
-
-
 class Watts(float):
     """Written as `700W`."""
 
@@ -93,11 +80,6 @@ class Watts(float):
         if isinstance(value, str) and re.fullmatch(r"\d{1,5}W", value, re.ASCII) and int(value[:-1]):
             return cls(value[:-1])
         raise ValueError("expected a power such as 700W")
-
-
-def _matching(pattern: str, description: str) -> Meta:
-    """A text that is `what`. msgspec searches the pattern; `\\Z` is its end, before which no line ends."""
-    return Meta(pattern=rf"^(?:{pattern})\Z", description=description)
 
 
 _UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -111,30 +93,33 @@ PROFILE_IDS = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}
 MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4}
 """By slices, of 8; the larger ones have all."""
 
-Text = Annotated[str, Meta(min_length=1, description="text (in quotes, if it looks like a number)")]
+Text = Annotated[str, Meta(min_length=1)]
 """In `ids`, `offers`, `answer` and `claims` it may name devices: `{0}`, `{2.1}`."""
 Name = Annotated[
     # "_" cannot be in a name of Kubernetes, which log directories rely on.
-    str, _matching(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", "a Kubernetes name (a-z, 0-9, - and .)")
+    str, matching(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", "a Kubernetes name of a-z, 0-9, - and .")
 ]
-GpuIndex = Annotated[int, Meta(description="the number of a GPU")]
-GpuUuid = Annotated[str, _matching(f"GPU-{_UUID}", "a GPU uuid such as GPU-b1028956-cfa2-4990-bf4a-5da9abb51763")]
-MigUuid = Annotated[str, _matching(f"MIG-{_UUID}", "a MIG uuid such as MIG-7b2f9c84-0e5d-5a1b-b3c4-d5e6f7a8b9c0")]
+GpuUuid = Annotated[str, matching(f"GPU-{_UUID}", "a GPU uuid such as GPU-b1028956-cfa2-4990-bf4a-5da9abb51763")]
+MigUuid = Annotated[str, matching(f"MIG-{_UUID}", "a MIG uuid such as MIG-7b2f9c84-0e5d-5a1b-b3c4-d5e6f7a8b9c0")]
 PodUidText = Annotated[
-    str, _matching(rf"{_UUID}|[0-9a-f]{{32}}", "a UUID, or 32 hex digits for a static pod, in quotes")
+    str, matching(rf"{_UUID}|[0-9a-f]{{32}}", "a UUID, or 32 hex digits for a static pod, in quotes")
 ]
 ResourceName = Annotated[
-    str, _matching(r"[a-z0-9.-]+/[A-Za-z0-9._-]+|none", "none, or a resource name such as nvidia.com/gpu")
+    str, matching(r"[a-z0-9.-]+/[A-Za-z0-9._-]+|none", "none, or a resource name such as nvidia.com/gpu")
 ]
-MigProfile = Annotated[str, _matching(_PROFILE, "a MIG profile such as 1g.10gb")]
+Ratio = (
+    Annotated[float, Meta(ge=0, le=1)]
+    | Annotated[str, matching(r"(?:100|[0-9]{1,2}(?:\.[0-9]+)?)%", "a ratio from 0 to 1, or a percentage such as 40%")]
+)
+MigProfile = Annotated[str, matching(_PROFILE, "a MIG profile such as 1g.10gb")]
 ComputeProfile = Annotated[
-    str, _matching(rf"(?:[1-7]c\.)?{_PROFILE}", "the profile of a compute instance such as 1c.3g.40gb")
+    str, matching(rf"(?:[1-7]c\.)?{_PROFILE}", "the profile of a compute instance such as 1c.3g.40gb")
 ]
-HostPath = Annotated[str, _matching(r"/[!-~]{1,254}", "a path that begins with /")]
-CgroupPath = Annotated[str, _matching(r"/[!-~]*", "a cgroup path that begins with /")]
+HostPath = Annotated[str, matching(r"/[!-~]{1,254}", "a path that begins with /")]
+CgroupPath = Annotated[str, matching(r"/[!-~]*", "a cgroup path that begins with /")]
 Comm = Annotated[
     str,
-    _matching(r"[^\x00-\x1f/()]{1,15}", "a command name of 1 to 15 characters, no control character, /, ( or )"),
+    matching(r"[^\x00-\x1f/()]{1,15}", "a command name of 1 to 15 characters, without /, parentheses and controls"),
 ]
 
 Cgroups = Literal["v2-systemd", "v2-cgroupfs", "v1-cgroupfs"]
@@ -262,10 +247,9 @@ class GpuEntry(Entry, frozen=True, kw_only=True):
             taker = "reserved memory and MIG devices take" if self.mig else "the reserved and leaked memory takes"
             raise ValueError(f"{taker} {taken_bytes / GIB:.1f} GiB of {self.memory_bytes / GIB:.1f} GiB")
         self._check_xids(sum(len(instance.parts) for instance in instances))
-        for name in self.values:
-            if name not in WRITTEN_VALUES:
-                raise ValueError(decoding.unknown_key(name, WRITTEN_VALUES, ".values"))
-        decoding.convert({"index": 0, **self.values}, GpuReading, ".values")
+        if unknown_names := sorted(self.values.keys() - WRITTEN_VALUES):
+            raise ValueError(f'.values: unknown key "{unknown_names[0]}"')
+        convert({"index": 0, **self.values}, GpuReading, ".values")
 
     @property
     def gpu_instances(self) -> tuple[GpuInstance, ...]:
@@ -315,7 +299,7 @@ class Gpu(GpuEntry, frozen=True, kw_only=True, dict=True):
 
     def written_values(self, seconds: float) -> dict[str, Any]:
         """Return the values of the scenario, after their growth since the first play began."""
-        reading = decoding.convert({"index": 0, **self.values}, GpuReading)
+        reading = convert({"index": 0, **self.values}, GpuReading)
         values = {name: getattr(reading, name) for name in self.values}
         growth = {name: int(rate * max(seconds, 0.0)) for name, rate in self.growth.items()}
         return values | {name: (values.get(name) or 0) + grown for name, grown in growth.items()}
@@ -371,7 +355,7 @@ class KubeletOutage(Entry, frozen=True):
         return self.end + self.static_pods_for
 
 
-Ids = Annotated[dict[Text, tuple[Text, ...]], Meta(description="a mapping of resources to ids")]
+Ids = dict[Text, tuple[Text, ...]]
 """In the file `[0-3]` in an id means four ids; in a `Scenario` each id is spelled out."""
 
 
@@ -398,22 +382,17 @@ class Wave(Entry, frozen=True):
     period_seconds: Duration = field(name="period", default=Duration(60))
 
 
-Memory = Annotated[
-    Annotated[str, Meta(pattern=rf"^(?:{Size.PATTERN}|unknown)\Z")] | Ramp,
-    Meta(description="a size such as 20GiB or 512MiB"),
-]
-Load = Annotated[
-    Annotated[float, Meta(ge=0, le=1)] | Annotated[str, Meta(pattern=r"^(?:100|[0-9]{1,2}(?:\.[0-9]+)?)%\Z")] | Wave,
-    Meta(description="a ratio from 0 to 1, or a percentage such as 40%"),
-]
+Memory = Annotated[str, matching(f"{Size.PATTERN}|unknown", "a size such as 20GiB or 512MiB")] | Ramp
+Load = Ratio | Wave
 
 
 def ratio_at(load: Load, moment: float) -> float:
     """A load at a time of the play."""
-    if not isinstance(load, Wave):
-        return Ratio.read(load)
-    swing = (1 - math.cos(2 * math.pi * moment / load.period_seconds)) / 2
-    return load.low + (load.high - load.low) * swing
+    if isinstance(load, Wave):
+        swing = (1 - math.cos(2 * math.pi * moment / load.period_seconds)) / 2
+        low, high = ratio_at(load.low, moment), ratio_at(load.high, moment)
+        return low + (high - low) * swing
+    return float(load[:-1]) / 100 if isinstance(load, str) else load
 
 
 def peak_bytes(memory: Memory) -> int:
@@ -439,14 +418,14 @@ class Leaf(NamedTuple):
 
 
 class Slots(Entry, frozen=True):
-    gpu: GpuIndex
+    gpu: int
     count: Annotated[int, Meta(ge=1, le=1000)] = 1
 
 
 class MigPlace(Entry, frozen=True):
     """A MIG device by its number on its GPU, as in `nvidia-smi -L`."""
 
-    gpu: GpuIndex
+    gpu: int
     instance: Annotated[int, Meta(ge=0, le=63)]
 
 
@@ -456,7 +435,7 @@ class Process(Entry, frozen=True, kw_only=True, dict=True):
     In a `Scenario` `start` and `end` are both `None` if it always runs.
     """
 
-    gpu: GpuIndex | tuple[GpuIndex, ...] = ()
+    gpu: int | tuple[int, ...] = ()
     mig: MigPlace | tuple[MigPlace, ...] = ()
     type: ProcessType = "compute"
     memory: Memory
@@ -539,7 +518,7 @@ class Container(Entry, frozen=True):
 
     name: Name
     init: bool = False
-    gpus: tuple[GpuIndex, ...] = ()
+    gpus: tuple[int, ...] = ()
     slots: Slots | tuple[Slots, ...] = ()
     mig: MigPlace | tuple[MigPlace, ...] = ()
     ids: Ids = {}
@@ -622,14 +601,7 @@ def _check_order(start: float, end: float) -> None:
 def decode(value: object, kind: type[T], place: str = "") -> T:
     """Convert a decoded YAML value at `place`. Raises `ScenarioError`."""
     try:
-        return decoding.convert(value, kind, place, "scenario", _read_unit)
+        return convert(value, kind, place, lambda unit, text: unit.read(text))
     except ValueError as error:
-        raise ScenarioError(str(error)) from error
-
-
-def _read_unit(kind: type, value: object) -> object:
-    """What msgspec asks for each type that it does not know."""
-    units: dict[type, Callable[[object], object]] = {
-        unit: unit.read for unit in (Instant, Duration, Size, Ratio, Watts)
-    }
-    return units[kind](value) if kind in units else value
+        message = str(error)
+        raise ScenarioError(f"scenario{message}" if message.startswith(":") else message.removeprefix(".")) from error

@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
-from gpumap.lab.decoding import unknown_key
 from gpumap.lab.demo.scenario_model import (
     Answer,
     Container,
@@ -135,13 +134,8 @@ class PodReader:
                 raise ScenarioError(f'{gpu_place}: gpu {index} is shared, ask for its slots with "slots"')
             yield Request(gpu_place, Leaf(index), 1)
         for slots, gpu_place in each(container.slots, f"{place}.slots"):
-            replicas = self._gpu(slots.gpu, f"{gpu_place}.gpu").replicas
-            if not replicas:
+            if not self._gpu(slots.gpu, f"{gpu_place}.gpu").replicas:
                 raise ScenarioError(f'{gpu_place}: gpu {slots.gpu} has no slots (it has no "replicas")')
-            if slots.count > replicas:
-                raise ScenarioError(
-                    f"{gpu_place}: asks for {slots.count} slots of gpu {slots.gpu}, which has {replicas}"
-                )
             yield Request(gpu_place, Leaf(slots.gpu), slots.count)
         for mig, gpu_place in each(container.mig, f"{place}.mig"):
             self._mig_uuid(self._gpu(mig.gpu, f"{gpu_place}.gpu"), mig.instance, gpu_place)
@@ -217,7 +211,7 @@ class PodReader:
             return dict.fromkeys(resources, _answer(answers, place))
         for key in answers:
             if key not in resources:
-                raise ScenarioError(unknown_key(key, resources, place))
+                raise ScenarioError(f'{place}: its container does not hold "{key}" (it holds {", ".join(resources)})')
         return {resource: _answer(answer, f"{place}.{resource}") for resource, answer in answers.items()}
 
     def _named(self, value: T, place: str) -> T:
