@@ -48,19 +48,19 @@ class KnownGpu:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The node's devices by uuid.
+    """The node's devices by uuid. `Inventory()` is the state at gpumap's start.
 
     `up` is whether NVML answered, and `gpus` are the GPUs of its answer. The other fields are identity, which stays
     while NVML is down.
     """
 
-    up: bool
-    count: int
+    up: bool = False
+    count: int = 0
     """How many GPUs NVML counted, now or the last time."""
-    nameless: tuple[NamelessGpu, ...]
+    nameless: tuple[NamelessGpu, ...] = ()
     """GPUs that have not reported their uuid yet."""
-    known: tuple[KnownGpu, ...]
-    gpus: tuple[Gpu, ...]
+    known: tuple[KnownGpu, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
 
     @cached_property
     def gpu_of_leaf(self) -> Mapping[Uuid, KnownGpu]:
@@ -158,7 +158,7 @@ _NO_NAME = "unknown"
 def take_inventory(answer: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, ...], count: int) -> Inventory:
     """Return the node's devices. `answer` is `None` while NVML is down: then no GPU answers, and none is forgotten."""
     if answer is None:
-        return Inventory(up=False, count=count, nameless=(), known=remembered, gpus=())
+        return Inventory(count=count, known=remembered)
     by_uuid: dict[Uuid, tuple[KnownGpu, GpuReading]] = {}
     nameless: list[NamelessGpu] = []
     for known, reading in _identified(answer, wall, remembered, count):

@@ -28,14 +28,7 @@ from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
 from gpumap.agent.join.unavailable import UnofferedGpus
-from gpumap.agent.join.usage import (
-    UNKNOWN_TIMES,
-    LeafUse,
-    Sign,
-    Times,
-    certainly_idle,
-    owner_uses,
-)
+from gpumap.agent.join.usage import UNKNOWN_TIMES, LeafUse, Sign, Times, certainly_idle, owner_uses
 from gpumap.model import remedies
 from gpumap.model.grouping import grouped
 from gpumap.model.node import (

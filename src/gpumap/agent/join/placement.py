@@ -212,24 +212,9 @@ IdsByDevice = Mapping[tuple[Uuid, str], set[DeviceId]]
 
 
 @dataclass(frozen=True, slots=True)
-class KubeletOffer:
-    """The devices that the kubelet offers, apart from the List. All of it is optional."""
-
-    allocatable: tuple[ResourceDevices, ...] | None
-    registered: tuple[ResourceDevices, ...]
-    may_have_claims: bool = True
-    """The kubelet is not too old for DRA."""
-    listed_claims: bool = False
-    """The kubelet listed the device of a claim since gpumap started."""
-    may_leave_out_devices: bool = False
-    """The kubelet may list a container without its devices (1.20 to 1.22)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class PlacedOffer:
-    """An offer by device. It stays the same object while the offer and the devices are the same."""
+    """What the kubelet offers, and what plugins registered, by device."""
 
-    basis: tuple[object, ...]
     allocatable: IdsByDevice
     registered: IdsByDevice
     slots: Mapping[Uuid, dict[str, int]]
@@ -241,24 +226,20 @@ class PlacedOffer:
 
 
 def place_offer(
-    offer: KubeletOffer, inventory: Inventory, is_gpu_resource: Callable[[str], bool], previous: PlacedOffer | None
+    offered: tuple[ResourceDevices, ...],
+    registered: tuple[ResourceDevices, ...],
+    inventory: Inventory,
+    is_gpu_resource: Callable[[str], bool],
 ) -> PlacedOffer:
-    """Place each id on the device that it names, to count the slots of each device.
-
-    This includes ids that are not trusted for containers. Returns `previous` itself while nothing has changed.
-    """
-    basis = (offer, inventory.shape)
-    if previous is not None and previous.basis == basis:
-        return previous
-    allocatable = _ids_by_device(offer.allocatable or (), inventory, is_gpu_resource)
-    is_same = offer.registered == offer.allocatable
-    registered = allocatable if is_same else _ids_by_device(offer.registered, inventory, is_gpu_resource)
+    """Place each id on the device that it names, also those that are not trusted for containers."""
+    allocatable = _ids_by_device(offered, inventory, is_gpu_resource)
+    registered_ids = allocatable if registered == offered else _ids_by_device(registered, inventory, is_gpu_resource)
     named = {(resource, id_) for (_, resource), ids in allocatable.items() for id_ in ids}
-    gpu_resources = [devices for devices in offer.allocatable or () if is_gpu_resource(devices.resource)]
+    gpu_resources = [devices for devices in offered if is_gpu_resource(devices.resource)]
     offered_ids = [(devices.resource, device_id) for devices in gpu_resources for device_id in devices.ids]
     names_no_device = any(resource_id not in named for resource_id in offered_ids)
     unplaced = any(_is_unplaced(resource, device_id, inventory) for resource, device_id in offered_ids)
-    return PlacedOffer(basis, allocatable, registered, _counts(allocatable), names_no_device, unplaced)
+    return PlacedOffer(allocatable, registered_ids, _counts(allocatable), names_no_device, unplaced)
 
 
 def _is_unplaced(resource: str, device_id: DeviceId, inventory: Inventory) -> bool:
