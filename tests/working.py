@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -321,7 +321,6 @@ class WorkingNode:
         sampled = self._samplers[gpu.index].read(
             lambda since_us: driver.rows(jobs, since_us, self.seconds),
             INTERVAL_SECONDS,
-            busy=self._is_busy(jobs) if utilization is None else utilization > 0,
         )
         return structs.replace(
             reading,
@@ -330,10 +329,6 @@ class WorkingNode:
             unsampled=sampled.unsampled,
             utilization_ratio=utilization,
         )
-
-    def _is_busy(self, jobs: Iterable[Job]) -> bool:
-        """Whether some process used SMs in the last second."""
-        return any(job.sm and job.start < self.seconds and job.end > self.seconds - 1.0 for job in jobs)
 
     def _activity(self, leaf: Uuid, since: float) -> Activity:
         jobs = [job for job in self._recent if job.leaf == leaf]

@@ -207,7 +207,7 @@ class _Placer:
                 for uuid in self._devices(name, devices.resource, slot):
                     if slot.plugin is not None:
                         key = name, devices.resource, uuid, slot.plugin
-                        self._add(slot, Holding(*key, (), len(placed), answer, slot.position))
+                        self._add(slot, Holding(*key, (), len(placed), answer, slot.located.position))
         for device in container.claims:
             placed_claim, prepared = place_claim(device, self._prepared.get(device.device, ()), self._inventory)
             for uuid in self._devices(name, device.driver, placed_claim, device.share_id):

@@ -142,11 +142,6 @@ class Attribution:
     measured_uids: Mapping[PodName, PodUid]
     """UIDs of pods with measured processes."""
 
-    def uids(self) -> set[PodUid]:
-        """Return the UIDs of pods with processes."""
-        uids = (item.pod_uid for processes in self.by_leaf.values() for item in processes.attributed)
-        return {uid for uid in uids if uid is not None}
-
     def workloads(self) -> Iterator[Workload]:
         """Yield the work outside pods on all leaves."""
         for processes in self.by_leaf.values():

@@ -27,25 +27,16 @@ class Located(NamedTuple):
 
     devices: tuple[Uuid, ...]
     reason: str = ""
-
-
-class _Target(NamedTuple):
-    """A device in a plugin's answer, and its position there."""
-
-    position: int
-    located: Located
+    position: int = 0
+    """In the plugin's answer, which lists limits in the same order."""
 
 
 class Placed(NamedTuple):
-    """An id and its devices. `plugin` is `None` if no known plugin makes such ids.
-
-    `position` is that of its device in the plugin's answer: the answer lists limits in the same order.
-    """
+    """An id and its devices. `plugin` is `None` if no known plugin makes such ids."""
 
     device_id: DeviceId
     plugin: Plugin | None
     located: Located
-    position: int = 0
 
 
 def locate(ref: DeviceRef | None, inventory: Inventory) -> Located:
@@ -95,7 +86,7 @@ def place(
     for plugin in sorted(by_plugin, key=lambda plugin: plugin.trust is Trust.ANSWER):
         if plugin.trust is Trust.ANSWER:
             covered = {slot.located.devices for slot in placed if slot.located.devices}
-            unknown = _Target(0, Located((), UNTRUSTED if inventory.up else NVML_DOWN))
+            unknown = Located((), UNTRUSTED if inventory.up else NVML_DOWN)
             ids_of_plugin = [device_id for device_id, _ in by_plugin[plugin]]
             placed += _spread(plugin, ids_of_plugin, _uncovered(targets, covered) or [unknown])
         else:
@@ -104,28 +95,28 @@ def place(
     return tuple(placed)
 
 
-def _targets(refs: Sequence[DeviceRef], inventory: Inventory, indices: Mapping[int, Uuid]) -> list[_Target]:
+def _targets(refs: Sequence[DeviceRef], inventory: Inventory, indices: Mapping[int, Uuid]) -> list[Located]:
     """Return a target for each reference, found or not, but no device twice."""
-    targets: list[_Target] = []
+    targets: list[Located] = []
     for number, ref in enumerate(refs):
         known = indices.get(ref.nvml_index) if isinstance(ref, ByIndex) else None
         located = locate(ref if known is None else ByUuid(known), inventory)
         if isinstance(ref, EveryGpu) and len(located.devices) != 1:
             continue  # "all" does not select one of several GPUs
-        if not located.devices or located.devices not in {target.located.devices for target in targets}:
-            targets.append(_Target(number, located))
+        if not located.devices or located.devices not in {target.devices for target in targets}:
+            targets.append(located._replace(position=number))
     return targets
 
 
-def _uncovered(targets: Sequence[_Target], covered: Collection[tuple[Uuid, ...]]) -> Sequence[_Target]:
+def _uncovered(targets: Sequence[Located], covered: Collection[tuple[Uuid, ...]]) -> Sequence[Located]:
     """Return the targets that no id is on yet; all of them if there is an id on each."""
-    return [target for target in targets if target.located.devices not in covered] or targets
+    return [target for target in targets if target.devices not in covered] or targets
 
 
 def _place_by_id(
     plugin: Plugin,
     ids: Sequence[tuple[DeviceId, DeviceRef | None]],
-    targets: Sequence[_Target],
+    targets: Sequence[Located],
     inventory: Inventory,
     *,
     is_exact: bool,
@@ -135,7 +126,7 @@ def _place_by_id(
     `is_exact`: the answer names devices by uuid. Then an id on none of them goes to one of them: the id may be only a
     position in the plugin's order.
     """
-    by_devices = {target.located.devices: target for target in targets if target.located.devices}
+    by_devices = {target.devices: target for target in targets if target.devices}
     unplaced: list[DeviceId] = []
     covered = set()
     for device_id, ref in ids:
@@ -144,13 +135,13 @@ def _place_by_id(
         if target is not None:
             covered.add(by_id.devices)
         if not is_exact or target is not None:
-            yield Placed(device_id, plugin, by_id, target.position if target else 0)
+            yield Placed(device_id, plugin, target or by_id)
         else:
             unplaced.append(device_id)
     yield from _spread(plugin, unplaced, _uncovered(targets, covered))
 
 
-def _spread(plugin: Plugin, ids: Sequence[DeviceId], targets: Sequence[_Target]) -> Iterator[Placed]:
+def _spread(plugin: Plugin, ids: Sequence[DeviceId], targets: Sequence[Located]) -> Iterator[Placed]:
     """Place ids evenly: each target gets equally many consecutive ids, the first targets one more if needed.
 
     If there are more targets than ids, an id is on several: the container has all of them.
@@ -162,7 +153,7 @@ def _spread(plugin: Plugin, ids: Sequence[DeviceId], targets: Sequence[_Target])
     runs = [number for number in range(fewer) for _ in range(each + (number < remainder))]
     for number, run in enumerate(runs):
         device_id, target = (ids[number], targets[run]) if len(ids) == many else (ids[run], targets[number])
-        yield Placed(device_id, plugin, target.located, target.position)
+        yield Placed(device_id, plugin, target)
 
 
 def place_claim(

@@ -245,7 +245,8 @@ def _remember(joined: Joined) -> Memory:
     sees_processes = joined.inventory.up and isinstance(joined.observations.procfs, Observed)
     uids = {**memory.pod_uids, **joined.pod_table.uid_of}
     awaited = [pod.pod_name for pod in served_list.awaited]
-    attribution, uids_on_gpus = joined.attribution, joined.attribution.uids()
+    attribution = joined.attribution
+    uids_on_gpus = {uid for processes in attribution.by_leaf.values() for uid in processes.by_pod if uid is not None}
     names = {uid: name for uid in uids_on_gpus if (name := joined.pod_table.name(uid)) is not None}
     return Memory(
         served_list=served_list,

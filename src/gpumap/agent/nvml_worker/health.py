@@ -260,8 +260,7 @@ class CardReader:
         )
         self._constants: dict[str, Any] = {"vbios_version": "", "compute_capability": ""}
         """Also the power limits that a user cannot set."""
-        self._has_constants = False
-        self._forgotten = calls.forgotten
+        self._asked_after = -1  # `NvmlCalls.forgotten` when the driver reported all of them, or does not support them
 
     def read(self, values: Values) -> dict[str, Any]:
         """Return the fields of the group `card`. Raises `RefusedError` if the GPU is gone."""
@@ -277,11 +276,9 @@ class CardReader:
         }
 
     def _read_constants(self) -> dict[str, Any]:
-        """Keep the values once the driver has reported every part, or does not support it."""
-        if self._has_constants and self._forgotten == self._calls.forgotten:
+        if self._asked_after == self._calls.forgotten:
             return self._constants
-        ask = self._calls.ask
-        self._forgotten, incomplete = self._calls.forgotten, self._calls.incomplete
+        ask, incomplete = self._calls.ask, self._calls.incomplete
         vbios_version, capability = ask(self._vbios_version), ask(self._compute_capability)
         max_clocks = known_values([(domain, ask(call)) for domain, call in self._max_clocks])
         default, limits = ask(self._default_limit), ask(self._limits)
@@ -292,5 +289,5 @@ class CardReader:
             "max_clocks_hertz": max_clocks,
             "power_limits_watts": known_values([("default", default), ("min", lowest), ("max", highest)]),
         }
-        self._has_constants = self._calls.incomplete == incomplete
+        self._asked_after = self._calls.forgotten if self._calls.incomplete == incomplete else -1
         return self._constants
