@@ -164,12 +164,12 @@ FAMILIES = (
     _HELD_GPUS.gauge(
         "DCGM_CUSTOM_CONTAINER_CP_ALLOCATED",
         "Allocated compute ratio(0~1) of one gpu of container,0 is not limited",
-        lambda held: sum_known(_compute_limit(row, held[1].get(row.uuid)) for row in held[0]),
+        lambda held_part: sum_known(_compute_limit(row, held_part[1].get(row.uuid)) for row in held_part[0]),
     ),
     _HELD_GPUS.gauge(
         "DCGM_CUSTOM_CONTAINER_MEM_ALLOCATED",
         "Allocated gpu memory of container(in MiB)",
-        lambda held: granted_mib(*held),
+        lambda held_part: granted_mib(*held_part),
     ),
     _GPUS.gauge(
         "DCGM_CUSTOM_DEV_FB_ALLOCATED",

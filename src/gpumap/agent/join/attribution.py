@@ -175,8 +175,6 @@ def attribute(
     for leaf, listed in processes_by_leaf.items():
         known = by_leaf_before.get(leaf)
         by_leaf[leaf] = known if known and known.listed == listed else classifier.classify(leaf, listed)
-    if previous is not None and list(map(id, by_leaf.values())) == list(map(id, by_leaf_before.values())):
-        return previous
     leaves = by_leaf.values()
     measured = [item for leaf in leaves for processes in leaf.by_container.values() for item in processes.items]
     return Attribution(
