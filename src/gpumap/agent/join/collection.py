@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpumap.agent.join.allocation import Allocation, add_left_out, allocate
 from gpumap.agent.join.attribution import Attribution, Evidence, attribute, confirmed_owners
-from gpumap.agent.join.inventory import Inventory, processes_by_leaf, take_inventory
+from gpumap.agent.join.inventory import Inventory, take_inventory
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.pods import NOTHING_READ, PodTable, tabulate
 from gpumap.agent.join.served_list import ServedList, choose_list
@@ -15,7 +15,7 @@ from gpumap.agent.join.settings import JoinSettings
 from gpumap.agent.join.unexplained import UnexplainedUse, watch_unexplained_use
 from gpumap.agent.join.usage import LeafUse, RecentProcesses, leaf_activity, measure_leaf, update_recent
 from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable
-from gpumap.model.readings import Uuid
+from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, MEMORY_WITHOUT_PROCESS, PodName, PodUid
 
 NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc was not read")
@@ -69,7 +69,7 @@ def join_sources(memory: Memory, observations: Observations, settings: JoinSetti
     if can_report_unassigned and served_list.may_leave_out_devices:
         pods = add_left_out(pods, pod_table, procs)
     allocation = allocate(pods, pod_table, files, served_list, inventory, settings, memory.allocation)
-    processes = processes_by_leaf(inventory)
+    processes = {uuid: leaf.processes for uuid, leaf in inventory.measured.items() if leaf.processes is not None}
     driver_version = nvml.driver_version if nvml else ""
     watches = watch_unexplained_use(
         memory.unexplained_uses, inventory, processes, procs, driver_version, observations.finished, settings
@@ -127,16 +127,10 @@ def _leaf_uses(
     previous: Mapping[Uuid, RecentProcesses],
     recent: Mapping[Uuid, RecentProcesses],
 ) -> dict[Uuid, LeafUse]:
-    answering = [gpu.reading for gpu in inventory.gpus if gpu.reading]
-    readings = {reading.uuid: reading for reading in answering if not reading.partitioned}
-    measured = {uuid: reading.activity for uuid, reading in readings.items() if uuid is not None}
-    measured.update((mig.uuid, mig.activity) for reading in answering for mig in reading.instances)
-    activities = {
-        leaf: leaf_activity(activity, previous[leaf].users | recent[leaf].users)
-        for leaf, activity in measured.items()
-        if leaf in previous and leaf in attribution.by_leaf
-    }
-    return {
-        leaf: measure_leaf(processes, readings.get(leaf), recent[leaf].ended, activities.get(leaf))
-        for leaf, processes in attribution.by_leaf.items()
-    }
+    uses = {}
+    for uuid, processes in attribution.by_leaf.items():
+        leaf, earlier = inventory.measured[uuid], previous.get(uuid)
+        reading = leaf if isinstance(leaf, GpuReading) else None
+        activity = leaf_activity(leaf.activity, earlier.users | recent[uuid].users) if earlier else None
+        uses[uuid] = measure_leaf(processes, reading, recent[uuid].ended, activity)
+    return uses

@@ -12,7 +12,7 @@ from msgspec import structs
 from gpumap.model.device_ids import ByIndex, ByMinor, ByPlacement, ByUuid, DeviceRef, mig_place
 from gpumap.model.node import Gpu, NamelessGpu
 from gpumap.model.observations import NvmlReading
-from gpumap.model.readings import GpuProcess, GpuReading, MigInstance, Uuid
+from gpumap.model.readings import GpuReading, MigInstance, Uuid
 
 
 class KnownLeaf(NamedTuple):
@@ -73,6 +73,17 @@ class Inventory:
     @cached_property
     def parents(self) -> Mapping[Uuid, KnownGpu]:
         return {gpu.uuid: gpu for gpu in self.known if gpu.partitioned}
+
+    @cached_property
+    def measured(self) -> Mapping[Uuid, GpuReading | MigInstance]:
+        """What NVML reports of each leaf of a GPU that answers."""
+        leaves: dict[Uuid, GpuReading | MigInstance] = {}
+        for gpu in self.gpus:
+            if gpu.reading is not None and gpu.partitioned:
+                leaves |= {instance.uuid: instance for instance in gpu.reading.instances}
+            elif gpu.reading is not None:
+                leaves[gpu.uuid] = gpu.reading
+        return leaves
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -199,20 +210,6 @@ def _identified(
         else:
             faulty = reading if reading.fault else structs.replace(reading, fault=_NO_NAME)
             yield _remembered_gpu(faulty, by_uuid, by_index), faulty
-
-
-def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]]:
-    """Return the processes of each leaf for which NVML lists them."""
-    processes: dict[Uuid, tuple[GpuProcess, ...]] = {}
-    for gpu in inventory.gpus:
-        if gpu.reading is None:
-            continue
-        if gpu.partitioned:
-            lists = ((instance.uuid, instance.processes) for instance in gpu.reading.instances)
-            processes.update((uuid, listed) for uuid, listed in lists if listed is not None)
-        elif gpu.reading.processes is not None:
-            processes[gpu.uuid] = gpu.reading.processes
-    return processes
 
 
 def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, previous: KnownGpu | None = None) -> KnownGpu:

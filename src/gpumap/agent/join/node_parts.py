@@ -45,7 +45,7 @@ from gpumap.model.node import (
 )
 from gpumap.model.observations import Failed, Observed, PodIdentity
 from gpumap.model.plugins import DRA_DRIVER
-from gpumap.model.readings import Activity, DeviceMemory, MigInstance, Uuid
+from gpumap.model.readings import GpuReading, MigInstance, Uuid
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, ContainerName, Owner, PodName, PodUid
 
 # --- GPUs and devices -------------------------------------------------------------------------------------------------
@@ -108,7 +108,8 @@ def devices(
         for leaf in known.leaves:
             if inventory.gpu_of_leaf[leaf.uuid] is not known or leaf.uuid in rows:
                 continue  # the driver gives two devices one uuid: only one series can have it
-            mig, memory, activity = _leaf_parts(gpu, leaf)
+            measured = inventory.measured.get(leaf.uuid)
+            memory = measured.memory if measured else None
             processes = attribution.by_leaf.get(leaf.uuid)
             siblings = _siblings(known, leaf, attribution) if joined.procs.pid_visibility else ()
             may_be_on = may_be_on_any if gpu.reading is None else may_be_on_answering
@@ -116,9 +117,9 @@ def devices(
                 uuid=leaf.uuid,
                 gpu_uuid=gpu.uuid,
                 index=gpu.index,
-                mig=mig,
+                mig=_mig_instance(gpu, leaf, measured),
                 memory=memory,
-                activity=activity,
+                activity=measured.activity if measured else None,
                 holders=_holder_count(joined, leaf.uuid),
                 may_have_more=may_be_on(leaf.uuid)
                 or (some_gpu_is_unnamed and gpu.minor is None)
@@ -187,18 +188,15 @@ def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Ca
     return lambda uuid: anywhere or any(uuid in leaves for leaves in offering.values())
 
 
-def _leaf_parts(gpu: Gpu, leaf: KnownLeaf) -> tuple[MigInstance | None, DeviceMemory | None, Activity | None]:
-    """Return the leaf's MIG instance, its memory and what GPM measured of it. An instance of a lost GPU keeps only its
-    identity."""
+def _mig_instance(gpu: Gpu, leaf: KnownLeaf, measured: GpuReading | MigInstance | None) -> MigInstance | None:
+    """Return the leaf's MIG instance. One of a lost GPU keeps only its identity."""
     if not gpu.partitioned:
-        return (None, gpu.reading.memory, gpu.reading.activity) if gpu.reading else (None, None, None)
-    for instance in gpu.reading.instances if gpu.reading else ():
-        if instance.uuid == leaf.uuid:
-            return instance, instance.memory, instance.activity
-    identity = MigInstance(
+        return None
+    if isinstance(measured, MigInstance):
+        return measured
+    return MigInstance(
         leaf.uuid, leaf.gpu_instance_id or 0, leaf.compute_instance_id or 0, leaf.profile, None, None, None
     )
-    return identity, None, None
 
 
 def _siblings(gpu: KnownGpu, leaf: KnownLeaf, attribution: Attribution) -> tuple[Attributed, ...]:
