@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
-from gpumap.agent.join import step
+from gpumap.agent.join import Memory, step
 from gpumap.model.node import Workload
 from gpumap.model.observations import ClaimDevice, PluginAnswer, ScheduledShare
 from gpumap.model.readings import ProcessSample, Uuid
@@ -338,6 +338,15 @@ def _recreate(draw: st.DrawFn, node: TestNode, old: Pod) -> None:
             node.processes.append(Process(pid, leaf, new, next(iter(new.ids)), memory=2 * GIB))
 
 
+def _without_results(memory: Memory) -> Memory:
+    """The same memory, but nothing that the next step could take over instead of computing it."""
+    return replace(
+        memory,
+        allocation=memory.allocation and replace(memory.allocation, basis=()),
+        attribution=memory.attribution and replace(memory.attribution, by_leaf={}),
+    )
+
+
 @st.composite
 def runs(draw: st.DrawFn, check: Callable[[TestNode, Snapshot], None] | None = None) -> list[Snapshot | TestNode]:
     """A node lived through: pairs of the truth at a collection and its snapshot are checked on the way."""
@@ -370,7 +379,7 @@ def runs(draw: st.DrawFn, check: Callable[[TestNode, Snapshot], None] | None = N
                 process.memory = draw(st.sampled_from([None, 0, GIB]))
             before = node.memory
             snapshot = node.collect(seconds)
-            _, afresh = step(replace(before, attribution=None, allocation=None), node.observe(), RULES)
+            _, afresh = step(_without_results(before), node.observe(), RULES)
             assert snapshot == afresh, "what was judged before is judged otherwise now"
             if check:
                 check(node, snapshot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpumap.agent.web.history import BUCKET_SECONDS, BUCKETS, History, history_document
+from gpumap.agent.web.history import BUCKET_SECONDS, BUCKETS, History
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Node, Use
 from gpumap.model.observations import Moment
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
@@ -29,7 +29,7 @@ def snapshot(at: float, used: int | None = GIB, sm: float | None = 0.5, pods: tu
 
 def series(history: History, pod: str | None = "pod") -> tuple[list[int | None], list[int | None]]:
     """Memory and SM of a container, or of the device."""
-    (found,) = (one for one in history_document(history.curves()).series if one.pod == pod)
+    (found,) = (one for one in history.document().series if one.pod == pod)
     return found.memory_mib, found.sm_permille
 
 
@@ -62,7 +62,7 @@ def test_after_an_hour_it_is_forgotten() -> None:
         )
     memory, _ = series(history)
     assert memory == list(range(6, BUCKETS + 6))
-    assert [one.name.pod for one in history.curves().curves if one.name] == ["pod"]
+    assert [one.pod for one in history.document().series if one.pod] == ["pod"]
     history.add(snapshot(START + 10_000 * BUCKET_SECONDS, 1 << 20))
     assert series(history)[0] == [1], "a sleep of days is all gap"
 
@@ -72,13 +72,13 @@ def test_memory_is_bounded() -> None:
     history = History(max_series=8)
     for at in range(40):
         history.add(snapshot(START + at * BUCKET_SECONDS, pods=("living", f"pod-{at}")))
-        found = history.curves().curves
+        found = history.document().series
         assert len(found) <= 8
-        assert {None, ("team", "living", "main"), ("team", f"pod-{at}", "main")} <= {one.name for one in found}
+        assert {None, "living", f"pod-{at}"} <= {one.pod for one in found}
     history = History(max_series=4)
     for at in range(3):
         history.add(snapshot(START + at, pods=tuple("abcdef")))
-    assert [one.name and one.name.pod for one in history.curves().curves] == [None, "a", "b", "c"]
+    assert [one.pod for one in history.document().series] == [None, "a", "b", "c"]
 
 
 def test_mig_devices_have_no_utilisation_of_their_gpu() -> None:

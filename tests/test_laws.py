@@ -75,7 +75,7 @@ def truth_of(node: TestNode) -> Window:
         )
         for one in node.processes
     ]
-    kubelet = node.memory.kubelet
+    kubelet = node.memory.served_list.answer
     in_last_list = {pod.pod_name for pod in kubelet.value.pods} if kubelet else set()
     needs = frozenset({"nvml", "proc", "checkpoint", "every GPU"})
     holdings = [
@@ -150,8 +150,8 @@ def ids_of(node: TestNode) -> Counter[tuple[ContainerName, str]]:
         named = recognise(resource, device_id)
         return RULES.is_gpu_resource(resource) or (named is not None and isinstance(named.device, ByUuid))
 
-    ids = laws.ids_of(node.memory.pods, is_gpu)
-    for pod in node.memory.pods:
+    ids = laws.ids_of(node.memory.served_list.pods, is_gpu)
+    for pod in node.memory.served_list.pods:
         for container in pod.containers:
             name = ContainerName(pod.namespace, pod.name, container.name)
             for driver, _, _ in {(one.driver, one.device, one.share_id) for one in container.claims}:
@@ -188,7 +188,7 @@ def the_living_are_not_gone(node: TestNode, snapshot: Snapshot) -> None:
     """A pod is gone only without a trace: the List, the checkpoint or its log tree, whatever else is missing (L10)."""
     newest = {pod.name: max(one.generation for one in node.pods if one.name == pod.name) for pod in node.pods}
     names = Counter((pod.namespace, pod.name) for pod in node.pods)
-    known = {(pod.namespace, pod.name) for pod in node.memory.pods}
+    known = {(pod.namespace, pod.name) for pod in node.memory.served_list.pods}
     truth = {(process.pid, process.leaf): process.pod for process in node.processes}
     for shown in snapshot.processes:
         pod = truth[shown.pid, shown.uuid]

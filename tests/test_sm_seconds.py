@@ -67,7 +67,7 @@ class SampledGpu:
     def collect(self, at: float) -> None:
         self.keep_samples(at)
         self.driver.now = at
-        sampled = self.sampler.read(self.driver.samples, self.interval, busy=True)
+        sampled = self.sampler.read(self.driver.samples, self.interval)
         drained = self.ring.is_drained()
         self.node.gpus[0].sampled_seconds = sampled.seconds if drained else None
         self.node.gpus[0].has_samples = drained and sampled.samples is not None
@@ -157,7 +157,7 @@ def test_answers_that_come_late_lose_nothing() -> None:
     late = (0.0, 0.4, 0.0, 0.1, 0.3, 0.0, 0.4, 0.0)
     for number, seconds in enumerate(late):
         gpu.driver.now = 1000.0 + 5 * number
-        sampled = gpu.sampler.read(gpu.driver.samples, 5.0, busy=True)
+        sampled = gpu.sampler.read(gpu.driver.samples, 5.0)
         gpu.node.gpus[0].sampled_seconds = sampled.seconds
         gpu.node.processes[0].sm = 1.0
         gpu.node.clock = gpu.driver.now + seconds

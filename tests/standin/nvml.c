@@ -1179,10 +1179,6 @@ Return nvmlDeviceGetFanSpeed_v2(Device device, u32 fan, u32 *percent)
 }
 #endif
 
-#ifndef WITHOUT_nvmlDeviceGetFanSpeed
-DEVICE_NUMBER(nvmlDeviceGetFanSpeed, "fan.0", u32)
-#endif
-
 #ifndef WITHOUT_nvmlDeviceGetMemoryErrorCounter
 Return nvmlDeviceGetMemoryErrorCounter(Device device, u32 type, u32 counter, u32 location, u64 *count)
 {

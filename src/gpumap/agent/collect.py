@@ -18,6 +18,7 @@ from gpumap.agent.changes import log_changes
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.join import JoinSettings, Memory, step
 from gpumap.agent.sources.inotify import Watcher
+from gpumap.agent.sources.pci import PciSource
 from gpumap.model.device_ids import pci_address
 from gpumap.model.observations import (
     Complaint,
@@ -27,7 +28,6 @@ from gpumap.model.observations import (
     NvmlReading,
     Observations,
     Observed,
-    PciFunction,
     PodIdentity,
     ProcTable,
     SourceAnswer,
@@ -76,10 +76,6 @@ class Procfs(Protocol):
     def read(self, pids: list[int], not_after: int | None, pod_uids: frozenset[PodUid]) -> SourceAnswer[ProcTable]: ...
 
 
-class Pci(Protocol):
-    async def read(self, in_nvml: frozenset[str], timeout_seconds: float) -> SourceAnswer[tuple[PciFunction, ...]]: ...
-
-
 def burst_start(last_start: float, moment: float, *, is_new: bool, has_short_process: bool) -> float:
     """Return when the newest burst began."""
     has_paused = moment - last_start >= 2 * BURST_SECONDS
@@ -106,7 +102,7 @@ class Sources:
     kubelet: Kubelet | None
     trigger: Watcher = field(default_factory=lambda: Watcher(()))
     """By default, only the interval starts collections."""
-    pci: Pci | None = None
+    pci: PciSource | None = None
 
 
 class Collector:

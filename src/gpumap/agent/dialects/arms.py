@@ -22,7 +22,7 @@ from gpumap.agent.dialects.common import (
     sees_processes,
     sum_known,
 )
-from gpumap.model.families import Family, Rows, Series
+from gpumap.model.families import Family, Rows
 from gpumap.model.grouping import all_known, grouped
 from gpumap.model.node import ContainerOnDevice, Device, Gpu, Process, UnmatchedSlots
 from gpumap.model.plugins import Limit, limit_of
@@ -52,19 +52,6 @@ def _owner(mode: Mode | None, name: ContainerName | None, node: str) -> tuple[st
     return (mode.name.lower() if mode is not None else "", container, namespace, node, pod)
 
 
-def _processes(
-    name: str, help: str, value: Callable[[Process], float | None], convert: Callable[[float], float]
-) -> Family:
-    """Return a family with a value for each process on a GPU."""
-
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        for labels, rows in _processes_on_gpus(snapshot):
-            if (values := all_known(map(value, rows))) is not None:
-                yield Series(labels, convert(sum(values)))
-
-    return Family(f"DCGM_CUSTOM_PROCESS_{name}", "gauge", help, _PROCESS_LABELS, read)
-
-
 @once_per_snapshot
 def _processes_on_gpus(snapshot: Snapshot) -> list[tuple[tuple[str, ...], list[Process]]]:
     """Return the labels of each process on each GPU, and its rows there."""
@@ -92,17 +79,12 @@ def _mode_of(rows: Iterable[Process], gpu: Uuid, modes: _Modes) -> Mode | None:
     return combine(holder_modes)
 
 
-def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leaves], float | None]) -> Family:
-    """Return a family with a value for each container and GPU that it holds a part of."""
-
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        gpus, leaves, modes = gpus_by_uuid(snapshot), leaves_by_uuid(snapshot), modes_by_holder(snapshot)
-        for (container, uuid), rows in sorted(_held_rows(snapshot).items()):
-            if (number := value(rows, leaves)) is not None:
-                owner = _owner(modes[container, uuid], container, snapshot.node.name)
-                yield Series((*owner, *_gpu_labels(uuid, gpus.get(uuid))), number)
-
-    return Family(f"DCGM_CUSTOM_CONTAINER_{name}", "gauge", help, _CONTAINER_LABELS, read)
+def _held_gpus(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], tuple[list[ContainerOnDevice], _Leaves]]]:
+    """Yield the labels of each container and GPU that it holds a part of, its rows there, and the node's leaves."""
+    gpus, leaves, modes = gpus_by_uuid(snapshot), leaves_by_uuid(snapshot), modes_by_holder(snapshot)
+    for (container, uuid), rows in sorted(_held_rows(snapshot).items()):
+        owner = _owner(modes[container, uuid], container, snapshot.node.name)
+        yield (*owner, *_gpu_labels(uuid, gpus.get(uuid))), (rows, leaves)
 
 
 @once_per_snapshot
@@ -128,20 +110,17 @@ def _compute_limit(row: ContainerOnDevice, leaf: Device | None) -> float | None:
     return 0 if row.allocated_memory_bytes is None and row.allocated_gpus is not None else None
 
 
-def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float | None]) -> Family:
-    """Return a family with a value for each GPU. `value` gets the GPU's memory in bytes."""
-
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        for gpu in sorted(snapshot.node.gpus, key=lambda gpu: gpu.uuid):
-            memory = gpu.reading.memory if gpu.reading is not None else None
-            if memory is not None and (number := value(snapshot, gpu, memory.total_bytes)) is not None:
-                yield Series((driver_version(snapshot), snapshot.node.name, *_gpu_labels(gpu.uuid, gpu)), number)
-
-    return Family(f"DCGM_CUSTOM_DEV_{name}", "gauge", help, _DEVICE_LABELS, read)
+def _gpus_with_memory(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], tuple[Snapshot, Gpu, int]]]:
+    """Yield the labels of each GPU, and the GPU with its memory in bytes."""
+    for gpu in sorted(snapshot.node.gpus, key=lambda gpu: gpu.uuid):
+        if gpu.reading is not None and gpu.reading.memory is not None:
+            labels = driver_version(snapshot), snapshot.node.name, *_gpu_labels(gpu.uuid, gpu)
+            yield labels, (snapshot, gpu, gpu.reading.memory.total_bytes)
 
 
-def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | None:
+def _allocated_ratio(row: tuple[Snapshot, Gpu, int]) -> float | None:
     """Absent while an unknown container may hold the GPU, and if assigned slots have no size (time-slicing)."""
+    snapshot, gpu, total_bytes = row
     leaves = [leaf for leaf in snapshot.node.devices if leaf.is_leaf and leaf.gpu_uuid == gpu.uuid]
     if any(leaf.holders is None for leaf in leaves or snapshot.node.devices):
         return None
@@ -160,38 +139,55 @@ def _may_be_on(gpu: Gpu, slots: UnmatchedSlots, leaves: Iterable[Device]) -> boo
     return not offered or any(leaf.is_leaf and leaf.gpu_uuid == gpu.uuid for leaf in offered)
 
 
+_NODE = Rows(("NodeName",), lambda snapshot: [((snapshot.node.name,), snapshot)])
+_PROCESSES = Rows(_PROCESS_LABELS, _processes_on_gpus)
+_HELD_GPUS = Rows(_CONTAINER_LABELS, _held_gpus)
+_GPUS = Rows(_DEVICE_LABELS, _gpus_with_memory)
+
+
+def _process(
+    name: str, help: str, value: Callable[[Process], float | None], convert: Callable[[float], float] = percent
+) -> Family:
+    """Return a family with a sum for each process on a GPU."""
+
+    def read(rows: list[Process]) -> float | None:
+        values = all_known(map(value, rows))
+        return None if values is None else convert(sum(values))
+
+    return _PROCESSES.gauge(f"DCGM_CUSTOM_PROCESS_{name}", help, read)
+
+
 FAMILIES = (
-    Rows(("NodeName",), lambda snapshot: [((snapshot.node.name,), snapshot)]).gauge(
+    _NODE.gauge(
         "DCGM_CUSTOM_ALLOCATE_MODE", "GPU allocate mode of node,value in [None:0,Exclusive:1,Share:2]", mode_of_node
     ),
-    _held(
-        "CP_ALLOCATED",
+    _HELD_GPUS.gauge(
+        "DCGM_CUSTOM_CONTAINER_CP_ALLOCATED",
         "Allocated compute ratio(0~1) of one gpu of container,0 is not limited",
-        lambda rows, leaves: sum_known(_compute_limit(row, leaves.get(row.uuid)) for row in rows),
+        lambda held_part: sum_known(_compute_limit(row, held_part[1].get(row.uuid)) for row in held_part[0]),
     ),
-    _held("MEM_ALLOCATED", "Allocated gpu memory of container(in MiB)", granted_mib),
-    _devices(
-        "FB_ALLOCATED",
+    _HELD_GPUS.gauge(
+        "DCGM_CUSTOM_CONTAINER_MEM_ALLOCATED",
+        "Allocated gpu memory of container(in MiB)",
+        lambda held_part: granted_mib(*held_part),
+    ),
+    _GPUS.gauge(
+        "DCGM_CUSTOM_DEV_FB_ALLOCATED",
         "Allocated framebuffer memory ratio(0~1) of device,it is a custom metric created by ack",
         _allocated_ratio,
     ),
-    _devices(
-        "FB_TOTAL",
+    _GPUS.gauge(
+        "DCGM_CUSTOM_DEV_FB_TOTAL",
         "Total framebuffer memory of device(in MiB),it is a custom metric created by ack",
-        lambda snapshot, gpu, total_bytes: mib(total_bytes),
+        lambda row: mib(row[2]),
     ),
-    _processes(
-        "DECODE_UTIL", "Decode utilization of gpu process(in %)", lambda process: process.decoder_ratio, percent
-    ),
-    _processes(
-        "ENCODE_UTIL", "Encode utilization of gpu process(in %)", lambda process: process.encoder_ratio, percent
-    ),
-    _processes(
+    _process("DECODE_UTIL", "Decode utilization of gpu process(in %)", lambda process: process.decoder_ratio),
+    _process("ENCODE_UTIL", "Encode utilization of gpu process(in %)", lambda process: process.encoder_ratio),
+    _process(
         "MEM_COPY_UTIL",
         "Memory copy utilization of gpu process(in %)",
         lambda process: process.memory_controller_busy_ratio,
-        percent,
     ),
-    _processes("MEM_USED", "Used memory(in MiB) of gpu process", lambda process: process.memory_bytes, mib),
-    _processes("SM_UTIL", "SM utilization of gpu process(in %)", lambda process: process.sm_ratio, percent),
+    _process("MEM_USED", "Used memory(in MiB) of gpu process", lambda process: process.memory_bytes, mib),
+    _process("SM_UTIL", "SM utilization of gpu process(in %)", lambda process: process.sm_ratio),
 )

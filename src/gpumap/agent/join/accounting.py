@@ -210,12 +210,8 @@ def _read_energy(
 # --- energy -----------------------------------------------------------------------------------------------------------
 
 
-class _Sharer(NamedTuple):
-    """A container that may get a part of a GPU's energy, with its SM ratio and the share that it holds."""
-
-    key: Key
-    sm_ratio: float
-    share: float
+_Sharer = tuple[Key, float, float]
+"""A container that may get a part of a GPU's energy, with its SM ratio and the share that it holds."""
 
 
 def _energy_shares(
@@ -228,7 +224,7 @@ def _energy_shares(
         previous, sm_ratio = charges.get(key), measured.sm_ratios.get(key)
         if previous and previous.present and previous.energy_millijoules is not None and sm_ratio is not None:
             allocated_gpus = previous.allocated_gpus if row.allocated_gpus is not None else None
-            sharers.setdefault(row.uuid, []).append(_Sharer(key, sm_ratio, allocated_gpus or 0.0))
+            sharers.setdefault(row.uuid, []).append((key, sm_ratio, allocated_gpus or 0.0))
     shares: dict[Key, int] = {}
     for uuid, of_gpu in sharers.items():
         energy = energies.get(uuid)

@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 from gpumap.agent.join.grants import Holding, grants
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.placement import NO_INDICES, KubeletOffer, Placed, PlacedOffer, place, place_claim, place_offer
+from gpumap.agent.join.placement import NO_INDICES, Placed, PlacedOffer, place, place_claim, place_offer
 from gpumap.agent.join.pods import PodTable, matching_rows
+from gpumap.agent.join.served_list import ServedList
+from gpumap.agent.join.settings import JoinSettings
 from gpumap.agent.join.shares import PlacedShare, place_shares
 from gpumap.agent.judgement.judge import AssignedTwice
 from gpumap.model.device_ids import ByIndex, DeviceRef
@@ -26,10 +28,10 @@ from gpumap.model.observations import (
     ListedPod,
     Moment,
     PluginAnswer,
+    PodIdentity,
     PreparedDevice,
     ProcTable,
     ResourceDevices,
-    SharingContainers,
 )
 from gpumap.model.plugins import Unit, family, named_devices, recognise
 from gpumap.model.readings import Uuid
@@ -95,25 +97,27 @@ class Allocation:
 def allocate(
     pods: tuple[ListedPod, ...],
     pod_table: PodTable,
-    prepared: tuple[PreparedDevice, ...],
-    offer: KubeletOffer,
+    files: PodIdentity,
+    served_list: ServedList,
     inventory: Inventory,
-    is_gpu_resource: Callable[[str], bool],
-    is_reserving: Callable[[str], bool],
-    sharing: SharingContainers,
-    gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]],
+    settings: JoinSettings,
     previous: Allocation | None,
 ) -> Allocation:
     """Place every id of the List on a device. Returns `previous` itself while its inputs are the same.
 
-    `pod_table` has the plugins' answers, `prepared` the notes of NVIDIA's DRA driver, and `gpu_indices` those of the
-    last allocation. Schedulers add the shares of `sharing`.
+    `pods` are those of a current List. `pod_table` has the plugins' answers, and `files` has the notes of NVIDIA's DRA
+    driver and the shares of schedulers, which may be newer than the table.
     """
-    placed_offer = place_offer(offer, inventory, is_gpu_resource, previous.offer if previous else None)
-    basis = (pod_table, placed_offer, pods, prepared, sharing, inventory.shape)
+    is_gpu_resource, allocatable, sharing = settings.is_gpu_resource, served_list.allocatable, files.sharing
+    may_have_claims, may_leave_out_devices = served_list.may_have_claims, served_list.may_leave_out_devices
+    of_kubelet = allocatable, may_have_claims, may_leave_out_devices
+    basis = (pod_table, *of_kubelet, pods, files.dra.prepared, sharing, inventory.shape)
     if previous is not None and previous.basis == basis:
         return previous
-    placer = _Placer(pod_table, prepared, inventory, is_gpu_resource, gpu_indices)
+    registered = pod_table.files.checkpoint.registered if pod_table.files.checkpoint else ()
+    placed_offer = place_offer(allocatable or (), registered, inventory, is_gpu_resource)
+    indices_before = previous.gpu_indices if previous is not None else {}
+    placer = _Placer(pod_table, files.dra.prepared or (), inventory, is_gpu_resource, indices_before)
     for pod in pods:
         for container in pod.containers:
             placer.place(ContainerName(pod.namespace, pod.name, container.name), container)
@@ -126,10 +130,11 @@ def allocate(
     }
     holders = _holders((holding.container, holding.uuid) for holding in holdings)
     # Only a namespace makes a pod's devices a scheduler's reservation.
-    reservations = frozenset(pod.pod_name for pod in pods if is_reserving(pod.namespace))
+    reservations = frozenset(pod.pod_name for pod in pods if settings.is_reserving(pod.namespace))
     scheduled = place_shares(sharing.shares, reservations, holders, pod_table, inventory) if pods else ()
     granted = grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory, reservations, scheduled)
-    lists_claims = offer.listed_claims or any(claim.driver for _, claim in _claims(pods))
+    listed_claims = previous is not None and previous.lists_claims
+    lists_claims = listed_claims or any(claim.driver for _, claim in _claims(pods))
     return Allocation(
         basis=basis,
         grants=granted,
@@ -148,16 +153,14 @@ def allocate(
         init_containers=init_containers,
         left_out=left_out,
         # Only kubelets before 1.23 leave devices of live pods out. Later ones do so for pods that have ended.
-        held_by_rows=_leaves(
-            (*init_containers.values(), *(() if offer.may_have_claims else left_out.values())), inventory
-        ),
-        lacks_devices=offer.may_leave_out_devices and pod_table.files.checkpoint is None,
+        held_by_rows=_leaves((*init_containers.values(), *(() if may_have_claims else left_out.values())), inventory),
+        lacks_devices=may_leave_out_devices and pod_table.files.checkpoint is None,
         lists_claims=lists_claims,
         may_be_claimed=frozenset()
-        if lists_claims or pod_table.files.dra.claims == () or not offer.may_have_claims
+        if lists_claims or pod_table.files.dra.claims == () or not may_have_claims
         else _offered_by_no_plugin(placed_offer, holdings, scheduled, inventory),
         offer=placed_offer,
-        gpu_indices=placer.gpu_indices if pods else gpu_indices,
+        gpu_indices=placer.gpu_indices if pods else indices_before,
     )
 
 
@@ -204,7 +207,7 @@ class _Placer:
                 for uuid in self._devices(name, devices.resource, slot):
                     if slot.plugin is not None:
                         key = name, devices.resource, uuid, slot.plugin
-                        self._add(slot, Holding(*key, (), len(placed), answer, slot.position))
+                        self._add(slot, Holding(*key, (), len(placed), answer, slot.located.position))
         for device in container.claims:
             placed_claim, prepared = place_claim(device, self._prepared.get(device.device, ()), self._inventory)
             for uuid in self._devices(name, device.driver, placed_claim, device.share_id):

@@ -122,8 +122,6 @@ class LeafProcesses:
     attributed: tuple[Attributed, ...]
     """Sorted by PID."""
     pending_owners: frozenset[PendingOwner]
-    names: Mapping[PodUid, PodName]
-    missing: frozenset[tuple[Uuid, int]]
     by_container: Mapping[ContainerName, ContainerProcesses]
     by_owner: Mapping[Owner, tuple[Attributed, ...]]
     by_pid: Mapping[int, Attributed]
@@ -139,15 +137,10 @@ class Attribution:
     evidence: Evidence
     by_leaf: Mapping[Uuid, LeafProcesses]
     pending_owners: frozenset[PendingOwner]
-    names: Mapping[PodUid, PodName]
     missing: frozenset[tuple[Uuid, int]]
+    """(leaf, PID) pairs that NVML listed and /proc did not have."""
     measured_uids: Mapping[PodName, PodUid]
     """UIDs of pods with measured processes."""
-
-    def uids(self) -> set[PodUid]:
-        """Return the UIDs of pods with processes."""
-        uids = (item.pod_uid for processes in self.by_leaf.values() for item in processes.attributed)
-        return {uid for uid in uids if uid is not None}
 
     def workloads(self) -> Iterator[Workload]:
         """Yield the work outside pods on all leaves."""
@@ -182,16 +175,15 @@ def attribute(
     for leaf, listed in processes_by_leaf.items():
         known = by_leaf_before.get(leaf)
         by_leaf[leaf] = known if known and known.listed == listed else classifier.classify(leaf, listed)
-    if previous is not None and list(map(id, by_leaf.values())) == list(map(id, by_leaf_before.values())):
-        return previous
     leaves = by_leaf.values()
     measured = [item for leaf in leaves for processes in leaf.by_container.values() for item in processes.items]
     return Attribution(
         evidence,
         by_leaf,
         pending_owners=frozenset().union(*(leaf.pending_owners for leaf in leaves)),
-        names={uid: name for leaf in leaves for uid, name in leaf.names.items()},
-        missing=frozenset().union(*(leaf.missing for leaf in leaves)),
+        missing=frozenset(
+            (uuid, item.process.pid) for uuid, leaf in by_leaf.items() for item in leaf.attributed if item.start is None
+        ),
         measured_uids={item.name.pod_name: item.pod_uid for item in measured if item.name and item.pod_uid},
     )
 
@@ -223,10 +215,8 @@ class OwnerClassifier:
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
-        # Results of the leaf that is being classified:
+        # Of the leaf that is being classified:
         self._pending: set[PendingOwner] = set()
-        self._names: dict[PodUid, PodName] = {}
-        self._missing: set[tuple[Uuid, int]] = set()
         self._has_mps_clients = False
 
     @functools.cached_property
@@ -243,7 +233,7 @@ class OwnerClassifier:
 
     def classify(self, leaf: Uuid, listed: tuple[GpuProcess, ...]) -> LeafProcesses:
         """Find the owners of the processes on one leaf."""
-        self._pending, self._names, self._missing = set(), {}, set()
+        self._pending = set()
         self._has_mps_clients = any("M" in process.types for process in listed)
         decide = functools.cache(functools.partial(self._decide_pod, leaf=leaf))  # a container has many processes
         attributed = tuple(
@@ -255,8 +245,6 @@ class OwnerClassifier:
             listed,
             attributed,
             frozenset(self._pending),
-            self._names,
-            frozenset(self._missing),
             {
                 name: ContainerProcesses(
                     tuple(items),
@@ -317,7 +305,6 @@ class OwnerClassifier:
 
     def _not_in_proc(self, process: GpuProcess, leaf: Uuid) -> Attributed:
         """A process that has just ended holds nothing. One that is missing twice exists, but gpumap cannot see it."""
-        self._missing.add((leaf, process.pid))
         evidence = self._evidence
         is_missing = (leaf, process.pid) in evidence.missing_pids_before and leaf not in evidence.leaking
         unresolved = process.pid in evidence.procs.unreadable or is_missing
@@ -336,8 +323,6 @@ class OwnerClassifier:
     def _decide_pod(self, pod: PodCgroup, leaf: Uuid) -> OwnerDecision:
         evidence = self._evidence
         pod_name = evidence.pod_table.name(pod.pod_uid)
-        if pod_name is not None:
-            self._names[pod.pod_uid] = pod_name
         if not evidence.identity_current:
             return OwnerDecision(Owner.UNKNOWN, unresolved=True)
         container = evidence.pod_table.container(*pod, read_now=evidence.identity_read_now)

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 from gpumap.agent.join.allocation import Allocation, add_left_out, allocate
 from gpumap.agent.join.attribution import Attribution, Evidence, attribute, confirmed_owners
-from gpumap.agent.join.inventory import Inventory, processes_by_leaf, take_inventory
+from gpumap.agent.join.inventory import Inventory, take_inventory
 from gpumap.agent.join.memory import Memory
-from gpumap.agent.join.placement import KubeletOffer
-from gpumap.agent.join.pods import PodTable, tabulate
+from gpumap.agent.join.pods import NOTHING_READ, PodTable, tabulate
 from gpumap.agent.join.served_list import ServedList, choose_list
 from gpumap.agent.join.settings import JoinSettings
 from gpumap.agent.join.unexplained import UnexplainedUse, watch_unexplained_use
 from gpumap.agent.join.usage import LeafUse, RecentProcesses, leaf_activity, measure_leaf, update_recent
-from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable, SharingContainers
-from gpumap.model.readings import Uuid
+from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, ProcTable
+from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, MEMORY_WITHOUT_PROCESS, PodName, PodUid
 
 NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc was not read")
@@ -52,9 +51,9 @@ def join_sources(memory: Memory, observations: Observations, settings: JoinSetti
     identity = observations.pod_identity
     if isinstance(identity, Failed):
         identity = settings.if_young(memory.pod_identity, observations.finished)
-    files = identity.value if identity else None
-    inventory = take_inventory(nvml, observations.finished.wall, memory.gpus, memory.gpu_count)
-    served_list = choose_list(memory, observations, files, procs, settings)
+    files = identity.value if identity else NOTHING_READ
+    inventory = take_inventory(nvml, observations.finished.wall, memory.inventory.known, memory.inventory.count)
+    served_list = choose_list(memory.served_list, memory.pod_uids, observations, files, procs, settings)
     identity_read_now = isinstance(observations.pod_identity, Observed)
     can_report_unassigned = served_list.read_now and identity_read_now
     pod_table = tabulate(
@@ -67,28 +66,10 @@ def join_sources(memory: Memory, observations: Observations, settings: JoinSetti
         last_names=memory.names,
     )
     pods = served_list.pods if served_list.current else ()
-    kubelet = observations.kubelet
-    if can_report_unassigned and isinstance(kubelet, Observed) and kubelet.value.may_leave_out_devices:
+    if can_report_unassigned and served_list.may_leave_out_devices:
         pods = add_left_out(pods, pod_table, procs)
-    allocation = allocate(
-        pods,
-        pod_table,
-        (files.dra.prepared or ()) if files else (),
-        KubeletOffer(
-            served_list.allocatable,
-            pod_table.files.checkpoint.registered if pod_table.files.checkpoint else (),
-            may_have_claims=served_list.answer is None or served_list.answer.value.may_have_claims,
-            listed_claims=memory.listed_claims,
-            may_leave_out_devices=served_list.answer is not None and served_list.answer.value.may_leave_out_devices,
-        ),
-        inventory,
-        settings.is_gpu_resource,
-        settings.is_reserving,
-        files.sharing if files else SharingContainers(),
-        memory.gpu_indices,
-        memory.allocation,
-    )
-    processes = processes_by_leaf(inventory)
+    allocation = allocate(pods, pod_table, files, served_list, inventory, settings, memory.allocation)
+    processes = {uuid: leaf.processes for uuid, leaf in inventory.measured.items() if leaf.processes is not None}
     driver_version = nvml.driver_version if nvml else ""
     watches = watch_unexplained_use(
         memory.unexplained_uses, inventory, processes, procs, driver_version, observations.finished, settings
@@ -103,12 +84,10 @@ def join_sources(memory: Memory, observations: Observations, settings: JoinSetti
         list_current=served_list.current,
         can_report_unassigned=can_report_unassigned,
         is_trusted=settings.is_trusted,
-        older_than_pods=frozenset(
-            uid for uid, first_seen in memory.first_seen.items() if files and first_seen <= files.pods_at
-        ),
+        older_than_pods=frozenset(uid for uid, seen_at in memory.first_seen.items() if seen_at <= files.pods_at),
         pending_before=frozenset(memory.pending_owners),
         confirmed=confirmed_owners(memory.pending_owners, memory.attribution, observations),
-        missing_pids_before=memory.missing,
+        missing_pids_before=memory.attribution.missing if memory.attribution else frozenset(),
         leaking=frozenset(
             leaf for leaf, watch in watches.items() if watch.has_lasted(MEMORY_WITHOUT_PROCESS, settings)
         ),
@@ -148,16 +127,10 @@ def _leaf_uses(
     previous: Mapping[Uuid, RecentProcesses],
     recent: Mapping[Uuid, RecentProcesses],
 ) -> dict[Uuid, LeafUse]:
-    answering = [gpu.reading for gpu in inventory.gpus if gpu.reading]
-    readings = {reading.uuid: reading for reading in answering if not reading.partitioned}
-    measured = {uuid: reading.activity for uuid, reading in readings.items() if uuid is not None}
-    measured.update((mig.uuid, mig.activity) for reading in answering for mig in reading.instances)
-    activities = {
-        leaf: leaf_activity(activity, previous[leaf].users | recent[leaf].users)
-        for leaf, activity in measured.items()
-        if leaf in previous and leaf in attribution.by_leaf
-    }
-    return {
-        leaf: measure_leaf(processes, readings.get(leaf), recent[leaf].ended, activities.get(leaf))
-        for leaf, processes in attribution.by_leaf.items()
-    }
+    uses = {}
+    for uuid, processes in attribution.by_leaf.items():
+        leaf, earlier = inventory.measured[uuid], previous.get(uuid)
+        reading = leaf if isinstance(leaf, GpuReading) else None
+        activity = leaf_activity(leaf.activity, earlier.users | recent[uuid].users) if earlier else None
+        uses[uuid] = measure_leaf(processes, reading, recent[uuid].ended, activity)
+    return uses

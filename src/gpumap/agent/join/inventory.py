@@ -12,7 +12,7 @@ from msgspec import structs
 from gpumap.model.device_ids import ByIndex, ByMinor, ByPlacement, ByUuid, DeviceRef, mig_place
 from gpumap.model.node import Gpu, NamelessGpu
 from gpumap.model.observations import NvmlReading
-from gpumap.model.readings import GpuProcess, GpuReading, MigInstance, Uuid
+from gpumap.model.readings import GpuReading, MigInstance, Uuid
 
 
 class KnownLeaf(NamedTuple):
@@ -48,19 +48,19 @@ class KnownGpu:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The node's devices by uuid.
+    """The node's devices by uuid. `Inventory()` is the state at gpumap's start.
 
     `up` is whether NVML answered, and `gpus` are the GPUs of its answer. The other fields are identity, which stays
     while NVML is down.
     """
 
-    up: bool
-    count: int
+    up: bool = False
+    count: int = 0
     """How many GPUs NVML counted, now or the last time."""
-    nameless: tuple[NamelessGpu, ...]
+    nameless: tuple[NamelessGpu, ...] = ()
     """GPUs that have not reported their uuid yet."""
-    known: tuple[KnownGpu, ...]
-    gpus: tuple[Gpu, ...]
+    known: tuple[KnownGpu, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
 
     @cached_property
     def gpu_of_leaf(self) -> Mapping[Uuid, KnownGpu]:
@@ -73,6 +73,17 @@ class Inventory:
     @cached_property
     def parents(self) -> Mapping[Uuid, KnownGpu]:
         return {gpu.uuid: gpu for gpu in self.known if gpu.partitioned}
+
+    @cached_property
+    def measured(self) -> Mapping[Uuid, GpuReading | MigInstance]:
+        """What NVML reports of each leaf of a GPU that answers."""
+        leaves: dict[Uuid, GpuReading | MigInstance] = {}
+        for gpu in self.gpus:
+            if gpu.reading is not None and gpu.partitioned:
+                leaves |= {instance.uuid: instance for instance in gpu.reading.instances}
+            elif gpu.reading is not None:
+                leaves[gpu.uuid] = gpu.reading
+        return leaves
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -158,7 +169,7 @@ _NO_NAME = "unknown"
 def take_inventory(answer: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, ...], count: int) -> Inventory:
     """Return the node's devices. `answer` is `None` while NVML is down: then no GPU answers, and none is forgotten."""
     if answer is None:
-        return Inventory(up=False, count=count, nameless=(), known=remembered, gpus=())
+        return Inventory(count=count, known=remembered)
     by_uuid: dict[Uuid, tuple[KnownGpu, GpuReading]] = {}
     nameless: list[NamelessGpu] = []
     for known, reading in _identified(answer, wall, remembered, count):
@@ -199,20 +210,6 @@ def _identified(
         else:
             faulty = reading if reading.fault else structs.replace(reading, fault=_NO_NAME)
             yield _remembered_gpu(faulty, by_uuid, by_index), faulty
-
-
-def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]]:
-    """Return the processes of each leaf for which NVML lists them."""
-    processes: dict[Uuid, tuple[GpuProcess, ...]] = {}
-    for gpu in inventory.gpus:
-        if gpu.reading is None:
-            continue
-        if gpu.partitioned:
-            lists = ((instance.uuid, instance.processes) for instance in gpu.reading.instances)
-            processes.update((uuid, listed) for uuid, listed in lists if listed is not None)
-        elif gpu.reading.processes is not None:
-            processes[gpu.uuid] = gpu.reading.processes
-    return processes
 
 
 def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, previous: KnownGpu | None = None) -> KnownGpu:

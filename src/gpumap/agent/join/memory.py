@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from gpumap.agent.join.accounting import Ledger
-from gpumap.agent.join.allocation import Allocation, PluginGpuRefs
+from gpumap.agent.join.allocation import Allocation
 from gpumap.agent.join.attribution import Accused, Attribution, PendingOwner
 from gpumap.agent.join.history import History
-from gpumap.agent.join.inventory import KnownGpu
+from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.needs_restart import HiddenMemory, LostDriverMemory
 from gpumap.agent.join.pcie import PcieCount
 from gpumap.agent.join.pods import PodTable
+from gpumap.agent.join.served_list import ServedList
 from gpumap.agent.join.stalled import StallMemory
 from gpumap.agent.join.unexplained import UnexplainedUse
 from gpumap.agent.join.usage import RecentProcesses
@@ -22,16 +23,7 @@ from gpumap.agent.join.xids import XidMemory
 from gpumap.agent.judgement.judge import AssignedTwice
 from gpumap.model import remedies
 from gpumap.model.node import Finding, SourceHealth, Workload
-from gpumap.model.observations import (
-    Complaint,
-    Failed,
-    KubeletAnswer,
-    ListedPod,
-    Moment,
-    Observations,
-    Observed,
-    PodIdentity,
-)
+from gpumap.model.observations import Complaint, Failed, Moment, Observations, Observed, PodIdentity
 from gpumap.model.readings import Uuid
 from gpumap.model.terms import PodName, PodUid, Source
 
@@ -111,23 +103,14 @@ class Memory:
     collections: Mapping[str, int] = field(default_factory=dict)
     finished: Moment | None = None
     """When the last collection was over."""
-    kubelet: Observed[KubeletAnswer] | None = None
-    kubelet_back_at: float | None = None
-    """Monotonic time of the first List after a restart of the kubelet that gpumap noticed."""
-    kubelet_away: bool = False
-    """The last attempts found no kubelet at the socket."""
-    pods: tuple[ListedPod, ...] = ()
-    """The last List, with the pods that the grace period after a restart keeps."""
-    awaited: tuple[ListedPod, ...] = ()
-    """Pods from before the kubelet's restart that it has not listed again, during the grace period."""
+    served_list: ServedList = field(default_factory=ServedList)
     pod_uids: Mapping[PodName, PodUid] = field(default_factory=dict)
     pod_identity: Observed[PodIdentity] | None = None
     names: Mapping[PodUid, PodName] = field(default_factory=dict)
     """Last names of pods that have processes on a GPU."""
     first_seen: Mapping[PodUid, float] = field(default_factory=dict)
     """When gpumap first saw a process of each pod on a GPU, on the monotonic clock."""
-    gpus: tuple[KnownGpu, ...] = ()
-    gpu_count: int = 0
+    inventory: Inventory = field(default_factory=Inventory)
     offered: frozenset[tuple[Uuid, str]] = frozenset()
     """(device, resource) pairs that the kubelet has offered."""
     not_offered_since: Mapping[Uuid, Moment] = field(default_factory=dict)
@@ -144,10 +127,6 @@ class Memory:
     pcie: Mapping[Uuid, PcieCount] = field(default_factory=dict)
     recent_processes: Mapping[Uuid, RecentProcesses] = field(default_factory=dict)
     """The processes of each leaf at its last reading."""
-    missing: frozenset[tuple[Uuid, int]] = frozenset()
-    """(leaf, PID) pairs that NVML listed and /proc did not have."""
-    gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]] = field(default_factory=dict)
-    """For each plugin answer: the GPU of each NVML index at the time gpumap first saw the answer."""
     hidden: HiddenMemory = field(default_factory=HiddenMemory)
     missing_gpus: UnlistedGpuMemory = field(default_factory=UnlistedGpuMemory)
     lost_driver: LostDriverMemory = field(default_factory=LostDriverMemory)
@@ -160,8 +139,6 @@ class Memory:
     assigned_twice: tuple[AssignedTwice, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Those of the last snapshot: they have the time since when they hold."""
-    listed_claims: bool = False
-    """The kubelet listed the device of a claim: it lists claims."""
     pod_table: PodTable | None = None
     allocation: Allocation | None = None
     attribution: Attribution | None = None

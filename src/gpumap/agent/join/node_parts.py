@@ -28,14 +28,7 @@ from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
 from gpumap.agent.join.unavailable import UnofferedGpus
-from gpumap.agent.join.usage import (
-    UNKNOWN_TIMES,
-    LeafUse,
-    Sign,
-    Times,
-    certainly_idle,
-    owner_uses,
-)
+from gpumap.agent.join.usage import UNKNOWN_TIMES, LeafUse, Sign, Times, certainly_idle, owner_uses
 from gpumap.model import remedies
 from gpumap.model.grouping import grouped
 from gpumap.model.node import (
@@ -52,7 +45,7 @@ from gpumap.model.node import (
 )
 from gpumap.model.observations import Failed, Observed, PodIdentity
 from gpumap.model.plugins import DRA_DRIVER
-from gpumap.model.readings import Activity, DeviceMemory, MigInstance, Uuid
+from gpumap.model.readings import GpuReading, MigInstance, Uuid
 from gpumap.model.terms import BUSY_WITHOUT_PROCESS, ContainerName, Owner, PodName, PodUid
 
 # --- GPUs and devices -------------------------------------------------------------------------------------------------
@@ -115,7 +108,8 @@ def devices(
         for leaf in known.leaves:
             if inventory.gpu_of_leaf[leaf.uuid] is not known or leaf.uuid in rows:
                 continue  # the driver gives two devices one uuid: only one series can have it
-            mig, memory = _leaf_parts(gpu, leaf)
+            measured = inventory.measured.get(leaf.uuid)
+            memory = measured.memory if measured else None
             processes = attribution.by_leaf.get(leaf.uuid)
             siblings = _siblings(known, leaf, attribution) if joined.procs.pid_visibility else ()
             may_be_on = may_be_on_any if gpu.reading is None else may_be_on_answering
@@ -123,10 +117,10 @@ def devices(
                 uuid=leaf.uuid,
                 gpu_uuid=gpu.uuid,
                 index=gpu.index,
-                mig=mig,
+                mig=_mig_instance(gpu, leaf, measured),
                 memory=memory,
-                activity=_activity(gpu, mig),
-                holders=_holders(joined, leaf.uuid, gpu),
+                activity=measured.activity if measured else None,
+                holders=_holder_count(joined, leaf.uuid),
                 may_have_more=may_be_on(leaf.uuid)
                 or (some_gpu_is_unnamed and gpu.minor is None)
                 or _may_be_held(allocation, leaf.uuid),
@@ -141,7 +135,7 @@ def devices(
             )
     gpus_by_uuid = {gpu.uuid: gpu for gpu in inventory.gpus}
     for uuid in {*allocation.holders, *offered_now} - rows.keys():
-        holders = _holders(joined, uuid, None)
+        holders = _holder_count(joined, uuid)
         partitioned = gpus_by_uuid.get(uuid)
         rows[uuid] = Device(
             uuid=uuid,
@@ -159,14 +153,7 @@ def devices(
     return tuple(rows[uuid] for _, uuid in sorted(places))
 
 
-def _activity(gpu: Gpu, mig: MigInstance | None) -> Activity | None:
-    """Return GPM's measurements of the MIG device, or of the GPU that is not partitioned."""
-    if mig is not None:
-        return mig.activity
-    return gpu.reading.activity if gpu.reading and not gpu.reading.partitioned else None
-
-
-def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
+def _holder_count(joined: Joined, uuid: Uuid) -> int | None:
     """Return how many containers certainly hold a leaf, or its partitioned GPU.
 
     `None` if no List shows it. 0 needs a List with pods of the API server. A claim that is not listed and a row of the
@@ -174,10 +161,8 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
     """
     if not joined.served_list.current:
         return None
-    holders = joined.allocation.holders
-    count = len({*holders.get(uuid, ()), *(holders.get(gpu.uuid, ()) if gpu else ())})
-    if count:
-        return count
+    if holders := set(_holders_of(joined, uuid)):
+        return len(holders)
     # Unmatched slots say already that it is not known of every device who holds it.
     is_doubtful = _may_be_held(joined.allocation, uuid) and not joined.allocation.unmatched
     lacks_pods = joined.pod_table.lacks_pods(restarted=joined.served_list.back_at is not None)
@@ -203,17 +188,15 @@ def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Ca
     return lambda uuid: anywhere or any(uuid in leaves for leaves in offering.values())
 
 
-def _leaf_parts(gpu: Gpu, leaf: KnownLeaf) -> tuple[MigInstance | None, DeviceMemory | None]:
-    """Return the leaf's MIG instance and its memory. An instance of a lost GPU keeps only its identity."""
+def _mig_instance(gpu: Gpu, leaf: KnownLeaf, measured: GpuReading | MigInstance | None) -> MigInstance | None:
+    """Return the leaf's MIG instance. One of a lost GPU keeps only its identity."""
     if not gpu.partitioned:
-        return None, gpu.reading.memory if gpu.reading else None
-    for instance in gpu.reading.instances if gpu.reading else ():
-        if instance.uuid == leaf.uuid:
-            return instance, instance.memory
-    identity = MigInstance(
+        return None
+    if isinstance(measured, MigInstance):
+        return measured
+    return MigInstance(
         leaf.uuid, leaf.gpu_instance_id or 0, leaf.compute_instance_id or 0, leaf.profile, None, None, None
     )
-    return identity, None
 
 
 def _siblings(gpu: KnownGpu, leaf: KnownLeaf, attribution: Attribution) -> tuple[Attributed, ...]:
@@ -408,8 +391,8 @@ def has_short_process(joined: Joined) -> bool:
 def _holders_of(joined: Joined, leaf: Uuid) -> tuple[ContainerName, ...]:
     """Return the holders of a leaf, and those of its partitioned GPU."""
     holders = joined.allocation.holders
-    parent = joined.inventory.gpu_of_leaf[leaf].uuid
-    return (*holders.get(leaf, ()), *(holders.get(parent, ()) if parent != leaf else ()))
+    parent = joined.inventory.gpu_of_leaf.get(leaf)
+    return (*holders.get(leaf, ()), *(holders.get(parent.uuid, ()) if parent and parent.uuid != leaf else ()))
 
 
 def _idle(joined: Joined, leaf: Uuid, use: LeafUse) -> Iterable[ContainerName]:

@@ -27,25 +27,16 @@ class Located(NamedTuple):
 
     devices: tuple[Uuid, ...]
     reason: str = ""
-
-
-class _Target(NamedTuple):
-    """A device in a plugin's answer, and its position there."""
-
-    position: int
-    located: Located
+    position: int = 0
+    """In the plugin's answer, which lists limits in the same order."""
 
 
 class Placed(NamedTuple):
-    """An id and its devices. `plugin` is `None` if no known plugin makes such ids.
-
-    `position` is that of its device in the plugin's answer: the answer lists limits in the same order.
-    """
+    """An id and its devices. `plugin` is `None` if no known plugin makes such ids."""
 
     device_id: DeviceId
     plugin: Plugin | None
     located: Located
-    position: int = 0
 
 
 def locate(ref: DeviceRef | None, inventory: Inventory) -> Located:
@@ -95,7 +86,7 @@ def place(
     for plugin in sorted(by_plugin, key=lambda plugin: plugin.trust is Trust.ANSWER):
         if plugin.trust is Trust.ANSWER:
             covered = {slot.located.devices for slot in placed if slot.located.devices}
-            unknown = _Target(0, Located((), UNTRUSTED if inventory.up else NVML_DOWN))
+            unknown = Located((), UNTRUSTED if inventory.up else NVML_DOWN)
             ids_of_plugin = [device_id for device_id, _ in by_plugin[plugin]]
             placed += _spread(plugin, ids_of_plugin, _uncovered(targets, covered) or [unknown])
         else:
@@ -104,28 +95,28 @@ def place(
     return tuple(placed)
 
 
-def _targets(refs: Sequence[DeviceRef], inventory: Inventory, indices: Mapping[int, Uuid]) -> list[_Target]:
+def _targets(refs: Sequence[DeviceRef], inventory: Inventory, indices: Mapping[int, Uuid]) -> list[Located]:
     """Return a target for each reference, found or not, but no device twice."""
-    targets: list[_Target] = []
+    targets: list[Located] = []
     for number, ref in enumerate(refs):
         known = indices.get(ref.nvml_index) if isinstance(ref, ByIndex) else None
         located = locate(ref if known is None else ByUuid(known), inventory)
         if isinstance(ref, EveryGpu) and len(located.devices) != 1:
             continue  # "all" does not select one of several GPUs
-        if not located.devices or located.devices not in {target.located.devices for target in targets}:
-            targets.append(_Target(number, located))
+        if not located.devices or located.devices not in {target.devices for target in targets}:
+            targets.append(located._replace(position=number))
     return targets
 
 
-def _uncovered(targets: Sequence[_Target], covered: Collection[tuple[Uuid, ...]]) -> Sequence[_Target]:
+def _uncovered(targets: Sequence[Located], covered: Collection[tuple[Uuid, ...]]) -> Sequence[Located]:
     """Return the targets that no id is on yet; all of them if there is an id on each."""
-    return [target for target in targets if target.located.devices not in covered] or targets
+    return [target for target in targets if target.devices not in covered] or targets
 
 
 def _place_by_id(
     plugin: Plugin,
     ids: Sequence[tuple[DeviceId, DeviceRef | None]],
-    targets: Sequence[_Target],
+    targets: Sequence[Located],
     inventory: Inventory,
     *,
     is_exact: bool,
@@ -135,7 +126,7 @@ def _place_by_id(
     `is_exact`: the answer names devices by uuid. Then an id on none of them goes to one of them: the id may be only a
     position in the plugin's order.
     """
-    by_devices = {target.located.devices: target for target in targets if target.located.devices}
+    by_devices = {target.devices: target for target in targets if target.devices}
     unplaced: list[DeviceId] = []
     covered = set()
     for device_id, ref in ids:
@@ -144,13 +135,13 @@ def _place_by_id(
         if target is not None:
             covered.add(by_id.devices)
         if not is_exact or target is not None:
-            yield Placed(device_id, plugin, by_id, target.position if target else 0)
+            yield Placed(device_id, plugin, target or by_id)
         else:
             unplaced.append(device_id)
     yield from _spread(plugin, unplaced, _uncovered(targets, covered))
 
 
-def _spread(plugin: Plugin, ids: Sequence[DeviceId], targets: Sequence[_Target]) -> Iterator[Placed]:
+def _spread(plugin: Plugin, ids: Sequence[DeviceId], targets: Sequence[Located]) -> Iterator[Placed]:
     """Place ids evenly: each target gets equally many consecutive ids, the first targets one more if needed.
 
     If there are more targets than ids, an id is on several: the container has all of them.
@@ -162,7 +153,7 @@ def _spread(plugin: Plugin, ids: Sequence[DeviceId], targets: Sequence[_Target])
     runs = [number for number in range(fewer) for _ in range(each + (number < remainder))]
     for number, run in enumerate(runs):
         device_id, target = (ids[number], targets[run]) if len(ids) == many else (ids[run], targets[number])
-        yield Placed(device_id, plugin, target.located, target.position)
+        yield Placed(device_id, plugin, target)
 
 
 def place_claim(
@@ -212,24 +203,9 @@ IdsByDevice = Mapping[tuple[Uuid, str], set[DeviceId]]
 
 
 @dataclass(frozen=True, slots=True)
-class KubeletOffer:
-    """The devices that the kubelet offers, apart from the List. All of it is optional."""
-
-    allocatable: tuple[ResourceDevices, ...] | None
-    registered: tuple[ResourceDevices, ...]
-    may_have_claims: bool = True
-    """The kubelet is not too old for DRA."""
-    listed_claims: bool = False
-    """The kubelet listed the device of a claim since gpumap started."""
-    may_leave_out_devices: bool = False
-    """The kubelet may list a container without its devices (1.20 to 1.22)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class PlacedOffer:
-    """An offer by device. It stays the same object while the offer and the devices are the same."""
+    """What the kubelet offers, and what plugins registered, by device."""
 
-    basis: tuple[object, ...]
     allocatable: IdsByDevice
     registered: IdsByDevice
     slots: Mapping[Uuid, dict[str, int]]
@@ -241,24 +217,20 @@ class PlacedOffer:
 
 
 def place_offer(
-    offer: KubeletOffer, inventory: Inventory, is_gpu_resource: Callable[[str], bool], previous: PlacedOffer | None
+    offered: tuple[ResourceDevices, ...],
+    registered: tuple[ResourceDevices, ...],
+    inventory: Inventory,
+    is_gpu_resource: Callable[[str], bool],
 ) -> PlacedOffer:
-    """Place each id on the device that it names, to count the slots of each device.
-
-    This includes ids that are not trusted for containers. Returns `previous` itself while nothing has changed.
-    """
-    basis = (offer, inventory.shape)
-    if previous is not None and previous.basis == basis:
-        return previous
-    allocatable = _ids_by_device(offer.allocatable or (), inventory, is_gpu_resource)
-    is_same = offer.registered == offer.allocatable
-    registered = allocatable if is_same else _ids_by_device(offer.registered, inventory, is_gpu_resource)
+    """Place each id on the device that it names, also those that are not trusted for containers."""
+    allocatable = _ids_by_device(offered, inventory, is_gpu_resource)
+    registered_ids = allocatable if registered == offered else _ids_by_device(registered, inventory, is_gpu_resource)
     named = {(resource, id_) for (_, resource), ids in allocatable.items() for id_ in ids}
-    gpu_resources = [devices for devices in offer.allocatable or () if is_gpu_resource(devices.resource)]
+    gpu_resources = [devices for devices in offered if is_gpu_resource(devices.resource)]
     offered_ids = [(devices.resource, device_id) for devices in gpu_resources for device_id in devices.ids]
     names_no_device = any(resource_id not in named for resource_id in offered_ids)
     unplaced = any(_is_unplaced(resource, device_id, inventory) for resource, device_id in offered_ids)
-    return PlacedOffer(basis, allocatable, registered, _counts(allocatable), names_no_device, unplaced)
+    return PlacedOffer(allocatable, registered_ids, _counts(allocatable), names_no_device, unplaced)
 
 
 def _is_unplaced(resource: str, device_id: DeviceId, inventory: Inventory) -> bool:

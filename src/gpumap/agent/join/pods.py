@@ -188,14 +188,14 @@ class PodTable:
         return PodUidState.GONE if name in self.confirmed(pods_current=pods_current) else PodUidState.UNKNOWN
 
 
-_NOTHING_READ = PodIdentity(checkpoint=None, logs=None)
+NOTHING_READ = PodIdentity(checkpoint=None, logs=None)
 _NONE_KEPT: Mapping[PodName, PodUid] = {}
 _NO_NAMES: Mapping[PodUid, PodName] = {}
 
 
 def tabulate(
     pods: tuple[ListedPod, ...],
-    identity: PodIdentity | None,
+    files: PodIdentity,
     previous: PodTable | None,
     *,
     kept_uids: Mapping[PodName, PodUid] = _NONE_KEPT,
@@ -208,7 +208,6 @@ def tabulate(
     If they are of different collections (not `read_together`), no UID is assigned that the last table did not have.
     Returns `previous` itself while neither the List nor the files change.
     """
-    files = identity or _NOTHING_READ
     is_same = previous and previous.pods is pods and previous.kept_uids == kept_uids and previous.is_made_from(files)
     if previous and is_same and (previous.read_together or not read_together):
         return previous

@@ -8,16 +8,13 @@ and the kubelet did not assign one of its device ids to another pod.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.settings import JoinSettings
 from gpumap.model.observations import (
     DeviceId,
-    Failed,
     KubeletAnswer,
     ListedPod,
-    Moment,
     Observations,
     Observed,
     PodIdentity,
@@ -32,31 +29,58 @@ RELIST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServedList:
-    """`read_now`: the List is of this collection. `current`: it is young enough to serve."""
+    """`ServedList()` is the state at gpumap's start."""
 
-    pods: tuple[ListedPod, ...]
-    allocatable: tuple[ResourceDevices, ...] | None
-    read_now: bool
-    current: bool
-    answer: Observed[KubeletAnswer] | None
-    back_at: float | None
-    away: bool
-    awaited: tuple[ListedPod, ...]
+    pods: tuple[ListedPod, ...] = ()
+    """Of the last List, with the pods that the grace period keeps."""
+    allocatable: tuple[ResourceDevices, ...] | None = None
+    read_now: bool = False
+    """The List is of this collection."""
+    current: bool = False
+    """It is young enough to serve."""
+    answer: Observed[KubeletAnswer] | None = None
+    back_at: float | None = None
+    """Monotonic time of the first List after a restart of the kubelet that gpumap noticed."""
+    away: bool = False
+    """The last attempts found no kubelet at the socket."""
+    awaited: tuple[ListedPod, ...] = ()
     """Pods from before a restart that the kubelet has not listed again."""
-    kept_uids: Mapping[PodName, PodUid]
+    kept_uids: Mapping[PodName, PodUid] = field(default_factory=dict)
     """Those of `pods` that the grace period keeps, with the UIDs from before the restart."""
+
+    @property
+    def may_have_claims(self) -> bool:
+        return self.answer is None or self.answer.value.may_have_claims
+
+    @property
+    def may_leave_out_devices(self) -> bool:
+        return self.answer is not None and self.answer.value.may_leave_out_devices
 
 
 def choose_list(
-    memory: Memory, observations: Observations, identity: PodIdentity | None, procs: ProcTable, settings: JoinSettings
+    previous: ServedList,
+    uids: Mapping[PodName, PodUid],
+    observations: Observations,
+    files: PodIdentity,
+    procs: ProcTable,
+    settings: JoinSettings,
 ) -> ServedList:
-    """Choose between the new List and the remembered one, and apply the grace period after a restart."""
+    """Choose between the new List and the previous one, and apply the grace period after a restart. `uids` are the last
+    ones of the previous pods."""
     moment = observations.finished
     answer = observations.kubelet
     if not isinstance(answer, Observed):
-        return _remembered_listing(memory, answer, moment, settings)
-    back_at, awaited = _awaited_pods(memory, answer, moment.monotonic)
-    kept_uids = _still_present(memory, awaited, identity, procs) if awaited else {}
+        young = settings.if_young(previous.answer, moment)
+        is_away = answer is not None and answer.complaints[-1].reason in KUBELET_AWAY_REASONS
+        return replace(
+            previous,
+            allocatable=young.value.allocatable if young else None,
+            read_now=False,
+            current=young is not None,
+            away=previous.away or is_away,
+        )
+    back_at, awaited = _awaited_pods(previous, answer, moment.monotonic)
+    kept_uids = _still_present(awaited, uids, files, procs) if awaited else {}
     pods = answer.value.pods
     return ServedList(
         pods=tuple(sorted((*pods, *(pod for pod in awaited if pod.pod_name in kept_uids)))) if kept_uids else pods,
@@ -65,35 +89,18 @@ def choose_list(
         current=True,
         answer=answer,
         back_at=back_at,
-        away=False,
         awaited=awaited,
         kept_uids=kept_uids,
     )
 
 
-def _remembered_listing(memory: Memory, failed: Failed | None, moment: Moment, settings: JoinSettings) -> ServedList:
-    previous = memory.kubelet
-    young = settings.if_young(previous, moment)
-    return ServedList(
-        pods=memory.pods,
-        allocatable=young.value.allocatable if young else None,
-        read_now=False,
-        current=young is not None,
-        answer=previous,
-        back_at=memory.kubelet_back_at,
-        awaited=memory.awaited,
-        kept_uids=memory.pod_table.kept_uids if memory.pod_table else {},
-        away=memory.kubelet_away or (failed is not None and failed.complaints[-1].reason in KUBELET_AWAY_REASONS),
-    )
-
-
 def _awaited_pods(
-    memory: Memory, answer: Observed[KubeletAnswer], timestamp: float
+    previous: ServedList, answer: Observed[KubeletAnswer], timestamp: float
 ) -> tuple[float | None, tuple[ListedPod, ...]]:
     """Return when the kubelet came back, and the pods that it has not listed since. After the grace period none."""
-    back_at, awaited = memory.kubelet_back_at, memory.awaited
-    if memory.kubelet is not None and (memory.kubelet_away or memory.kubelet.value.socket != answer.value.socket):
-        back_at, awaited = answer.at.monotonic, memory.pods
+    back_at, awaited = previous.back_at, previous.awaited
+    if previous.answer is not None and (previous.away or previous.answer.value.socket != answer.value.socket):
+        back_at, awaited = answer.at.monotonic, previous.pods
     if back_at is None or timestamp - back_at >= RELIST_SECONDS:
         return back_at, ()
     listed = {pod.pod_name for pod in answer.value.pods}
@@ -115,11 +122,9 @@ def _device_ids(pods: Iterable[ListedPod]) -> set[tuple[str, DeviceId]]:
 
 
 def _still_present(
-    memory: Memory, awaited: tuple[ListedPod, ...], identity: PodIdentity | None, procs: ProcTable
+    awaited: tuple[ListedPod, ...], uids: Mapping[PodName, PodUid], files: PodIdentity, procs: ProcTable
 ) -> dict[PodName, PodUid]:
     """Return the pods that still have a process or a log directory, with their UIDs."""
     present = {pod.pod_uid for entry in procs.entries for pod in entry.cgroup.pods}
-    if identity is not None and identity.logs is not None:
-        present |= {tree.pod_uid for tree in identity.logs.trees}
-    uids = {pod.pod_name: memory.pod_uids[pod.pod_name] for pod in awaited if pod.pod_name in memory.pod_uids}
-    return {name: uid for name, uid in uids.items() if uid in present}
+    present |= {tree.pod_uid for tree in files.logs.trees} if files.logs else set()
+    return {pod.pod_name: uid for pod in awaited if (uid := uids.get(pod.pod_name)) in present and uid is not None}

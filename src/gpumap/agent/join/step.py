@@ -246,21 +246,18 @@ def _remember(joined: Joined) -> Memory:
     uids = {**memory.pod_uids, **joined.pod_table.uid_of}
     awaited = [pod.pod_name for pod in served_list.awaited]
     attribution = joined.attribution
+    uids_on_gpus = {uid for processes in attribution.by_leaf.values() for uid in processes.by_pod if uid is not None}
+    names = {uid: name for uid in uids_on_gpus if (name := joined.pod_table.name(uid)) is not None}
     return Memory(
-        kubelet=served_list.answer,
-        kubelet_back_at=served_list.back_at,
-        kubelet_away=served_list.away,
-        pods=served_list.pods,
-        awaited=served_list.awaited,
+        served_list=served_list,
         pod_uids={name: uids[name] for name in (*joined.pod_table.listed, *awaited) if name in uids},
         pod_identity=identity if isinstance(identity, Observed) else memory.pod_identity,
-        names=attribution.names if sees_processes else memory.names,
-        first_seen={uid: memory.first_seen.get(uid, moment.monotonic) for uid in attribution.uids()}
+        names=names if sees_processes else memory.names,
+        first_seen={uid: memory.first_seen.get(uid, moment.monotonic) for uid in uids_on_gpus}
         if sees_processes
         else memory.first_seen,
         finished=moment,
-        gpus=joined.inventory.known,
-        gpu_count=joined.inventory.count,
+        inventory=joined.inventory,
         pending_owners=remember_since(memory.pending_owners, attribution.pending_owners, moment),
         accused=remember_accused(
             memory.accused, attribution, moment, sees_processes=sees_processes and joined.procs.pid_visibility
@@ -269,9 +266,6 @@ def _remember(joined: Joined) -> Memory:
         workloads=remember_workloads(memory.workloads, attribution.workloads())
         if joined.inventory.up
         else memory.workloads,
-        missing=attribution.missing,
-        gpu_indices=joined.allocation.gpu_indices,
-        listed_claims=joined.allocation.lists_claims,
         pod_table=joined.pod_table,
         allocation=joined.allocation,
         attribution=attribution,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gpumap.agent.join.attribution import Attributed, ContainerProcesses, LeafProcesses, User
-from gpumap.model.grouping import grouped, sum_all
+from gpumap.model.grouping import all_known, grouped, sum_all
 from gpumap.model.node import OTHER, HostUse, OwnerUse, Use, Workload
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, Uuid
 from gpumap.model.terms import ContainerName, Owner, PodName, PodUid
@@ -185,7 +185,7 @@ class LeafUse:
                 for item, time in self.ended_times
                 if item.container == name and uid in (None, item.pod_uid)
             ]
-            times = self._known(*self._sum(items, ended))
+            times = self._sum(items, ended)
             use = Use(
                 memory_bytes=memory_bytes,
                 memory_peak_bytes=None,
@@ -208,7 +208,7 @@ class LeafUse:
         )
         uses = []
         for work, items in sorted(of_work.items()):
-            times = self._known(*self._sum(items, ended.get(work, ())))
+            times = self._sum(items, ended.get(work, ()))
             uses.append(
                 HostUse(
                     work,
@@ -227,22 +227,14 @@ class LeafUse:
             return self.activity.of(name, uid)
         return self.activity.sm_ratio if self.only_users_worked and self.activity.users == {(name, uid)} else None
 
-    def _sum(self, items: Iterable[Attributed], ended: Iterable[Ratios | None]) -> tuple[tuple[float, ...], bool]:
-        """Return the known time on each engine, and whether that is all of the time."""
-        samples = [*(self.times[item.process.pid] for item in items), *ended]
-        known = [sample for sample in samples if sample is not None]
-        total = tuple(map(sum, zip(_NO_TIME, *known, strict=True)))
-        return total, self.has_samples and len(known) == len(samples)
-
-    def _known(self, total: tuple[float, ...], complete: bool) -> Times:
-        if not complete:
+    def _sum(self, items: Iterable[Attributed], ended: Iterable[Ratios | None]) -> Times:
+        """Return the time on each engine. It is unknown if a part of it is, or if a stray process may have worked."""
+        samples = all_known([*(self.times[item.process.pid] for item in items), *ended])
+        if samples is None or not self.has_samples:
             return UNKNOWN_TIMES
-        if not self.stray_engines:
-            return Times(*total)
-        known = (
-            None if not time and is_stray else time for time, is_stray in zip(total, self.stray_engines, strict=True)
-        )
-        return Times(*known)
+        total = map(sum, zip(_NO_TIME, *samples, strict=True))
+        is_stray = self.stray_engines or (False,) * len(_NO_TIME)
+        return Times(*(None if stray and not time else time for time, stray in zip(total, is_stray, strict=True)))
 
     def pod_work(
         self, pod: PodName, uid: PodUid | None, worthless_rows: Container[int], *, is_uncertain: bool

@@ -23,11 +23,6 @@ _GRANTS = Rows(
 )
 
 
-def _reserved(snapshot: Snapshot) -> Iterator[Series]:
-    pods = {(row.uuid, row.namespace, row.pod) for row in snapshot.containers if row.reservation}
-    return (Series(labels, 1) for labels in sorted(pods))
-
-
 def _unhealthy_devices(snapshot: Snapshot) -> Iterator[Series]:
     rows = {(*row.name, row.resource, row.device_id) for row in snapshot.node.device_health or () if row.is_unhealthy}
     return (Series(labels, 1) for labels in sorted(rows))
@@ -66,7 +61,10 @@ ALLOCATION = (
         "gauge",
         "A reservation pod holds the device for a scheduler that shares it among other pods.",
         ("uuid", "namespace", "pod"),
-        _reserved,
+        lambda snapshot: [
+            Series(labels, 1)
+            for labels in sorted({(row.uuid, row.namespace, row.pod) for row in snapshot.containers if row.reservation})
+        ],
     ),
     Family(
         "gpumap_unmatched_slots",

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gpumap.agent.metrics.allocation import NODE
 from gpumap.agent.metrics.device import GPUS
 from gpumap.model.families import Family, Rows, Series
-from gpumap.model.snapshot import Snapshot
 
 _SOURCES = Rows(("source",), lambda snapshot: (((health.source,), health) for health in snapshot.node.sources))
-
-
-def _sources_duration(snapshot: Snapshot) -> Iterator[Series]:
-    for health in snapshot.node.sources:
-        yield Series((health.source,), health.seconds, "_sum")
-        yield Series((health.source,), health.attempts, "_count")
 
 
 def self_families(version: str, python_version: str) -> tuple[Family, ...]:
@@ -49,7 +40,11 @@ def self_families(version: str, python_version: str) -> tuple[Family, ...]:
             "summary",
             "Time spent on reading the source.",
             ("source",),
-            _sources_duration,
+            lambda snapshot: [
+                Series((health.source,), value, suffix)
+                for health in snapshot.node.sources
+                for suffix, value in (("_sum", health.seconds), ("_count", health.attempts))
+            ],
         ),
         Family(
             "gpumap_snapshot_timestamp_seconds",

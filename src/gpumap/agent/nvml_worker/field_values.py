@@ -46,11 +46,7 @@ _NOTHING: int = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 """No value of any type: not a number as a double."""
 _MAYBE_NOT_AVAILABLE = frozenset(_NOT_AVAILABLE.values())
 _NARROW_TYPES = frozenset(
-    {
-        pynvml.NVML_VALUE_TYPE_UNSIGNED_INT,
-        pynvml.NVML_VALUE_TYPE_SIGNED_INT,
-        pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT,
-    }
+    {pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, pynvml.NVML_VALUE_TYPE_SIGNED_INT, pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT}
 )
 
 

@@ -173,14 +173,10 @@ class HealthReader:
             read=lambda state: None if state == pynvml.NVML_PSTATE_UNKNOWN else state,
         )
         self._fan_count = number("nvmlDeviceGetNumFans", gpu, read=int)
-        self._fan = partial(number, "nvmlDeviceGetFanSpeed_v2", gpu, read=_fan_ratio)
-        self._only_fan = number("nvmlDeviceGetFanSpeed", gpu, read=_fan_ratio)
-        self._all_ecc = list(_ecc_calls(library, gpu))
-        self._ecc = self._all_ecc
+        self._fan = partial(number, "nvmlDeviceGetFanSpeed_v2", gpu, read=lambda percent: percent / 100)
+        self._ecc = list(_ecc_calls(library, gpu))
         self._known_events: tuple[tuple[str, int], ...] | None = None
-        self._last_events: tuple[int, dict[str, bool]] = (-1, {})
         self._fans: list[tuple[str, PreparedCall[float | None]]] | None = None
-        self._forgotten = calls.forgotten
 
     def read(self, values: Values) -> dict[str, Any]:
         """Return the fields of the group `health` that change quickly. Raises `RefusedError` if the GPU is gone."""
@@ -205,27 +201,18 @@ class HealthReader:
                 # The driver may not know the others.
                 return {reason: True for reason, bit in _EVENT_BITS if events & bit}
             self._known_events = tuple([row for row in _EVENT_BITS if mask is None or mask & row[1]])
-        if events != self._last_events[0]:
-            self._last_events = events, {reason: bool(events & bit) for reason, bit in self._known_events}
-        return self._last_events[1]
+        return {reason: bool(events & bit) for reason, bit in self._known_events}
 
     def _read_fans(self) -> dict[str, float]:
-        """If the driver reports no fan by number, return the one fan that drivers before 450 report."""
         ask = self._calls.ask
         if self._fans is None:
             count = ask(self._fan_count)
             if count is not None:
                 self._fans = [(str(fan), self._fan(fan, subject=f"fan {fan}")) for fan in range(min(count, 64))]
-        fans = known_values([(fan, ask(call)) for fan, call in self._fans or ()])
-        return fans or known_values([("0", ask(self._only_fan))])
+        return known_values([(fan, ask(call)) for fan, call in self._fans or ()])
 
     def _read_ecc_errors(self) -> dict[str, dict[str, int]]:
-        """Return the ECC counts. Most cards count at few locations; the other locations are read once."""
-        if self._forgotten != self._calls.forgotten:
-            self._forgotten, self._ecc = self._calls.forgotten, self._all_ecc
-        counts = [(type_, location, self._calls.ask(call)) for type_, location, call in self._ecc]
-        if any(count is None for _, _, count in counts):
-            self._ecc = [row for row in self._ecc if self._calls.is_supported(row[2].key)]
+        counts = ((type_, location, self._calls.ask(call)) for type_, location, call in self._ecc)
         known = grouped((type_, (location, count)) for type_, location, count in counts if count is not None)
         return {type_: dict(by_location) for type_, by_location in known.items()}
 
@@ -236,10 +223,6 @@ def _ecc_calls(library: Library, gpu: Handle) -> Iterator[tuple[str, str, Prepar
         arguments = gpu, code, pynvml.NVML_AGGREGATE_ECC, place
         name, key = "nvmlDeviceGetMemoryErrorCounter", f"ecc {type_} {location}"
         yield type_, location, library.number(name, *arguments, read=int, kind=c_ulonglong, subject=key)
-
-
-def _fan_ratio(percent: int) -> float:
-    return percent / 100
 
 
 def fabric(library: Library, gpu: Handle) -> PreparedCall[Fabric | None]:
@@ -277,8 +260,7 @@ class CardReader:
         )
         self._constants: dict[str, Any] = {"vbios_version": "", "compute_capability": ""}
         """Also the power limits that a user cannot set."""
-        self._has_constants = False
-        self._forgotten = calls.forgotten
+        self._asked_after = -1  # `NvmlCalls.forgotten` when the driver reported all of them, or does not support them
 
     def read(self, values: Values) -> dict[str, Any]:
         """Return the fields of the group `card`. Raises `RefusedError` if the GPU is gone."""
@@ -294,11 +276,9 @@ class CardReader:
         }
 
     def _read_constants(self) -> dict[str, Any]:
-        """Keep the values once the driver has reported every part, or does not support it."""
-        if self._has_constants and self._forgotten == self._calls.forgotten:
+        if self._asked_after == self._calls.forgotten:
             return self._constants
-        ask = self._calls.ask
-        self._forgotten, incomplete = self._calls.forgotten, self._calls.incomplete
+        ask, incomplete = self._calls.ask, self._calls.incomplete
         vbios_version, capability = ask(self._vbios_version), ask(self._compute_capability)
         max_clocks = known_values([(domain, ask(call)) for domain, call in self._max_clocks])
         default, limits = ask(self._default_limit), ask(self._limits)
@@ -309,5 +289,5 @@ class CardReader:
             "max_clocks_hertz": max_clocks,
             "power_limits_watts": known_values([("default", default), ("min", lowest), ("max", highest)]),
         }
-        self._has_constants = self._calls.incomplete == incomplete
+        self._asked_after = self._calls.forgotten if self._calls.incomplete == incomplete else -1
         return self._constants

@@ -198,18 +198,14 @@ class Library:
         self, name: str, arguments: tuple[object, ...], text: Callable[[], bytes], subject: str = "gpu"
     ) -> PreparedCall[str]:
         """Prepare a call that answers with a text. One that is not UTF-8 is an unknown error."""
-        function = self.function(name)
 
-        def ask(*arguments: object) -> int:
-            code = function(*arguments)
-            if not code:
-                try:
-                    text().decode()
-                except UnicodeDecodeError:
-                    code = int(pynvml.NVML_ERROR_UNKNOWN)
-            return code
+        def read() -> str:
+            try:
+                return text().decode()
+            except UnicodeDecodeError:
+                raise RefusedError(name, pynvml.NVML_ERROR_UNKNOWN) from None
 
-        return PreparedCall(name, ask, arguments, lambda: text().decode(), subject)
+        return PreparedCall(name, self.function(name), arguments, read, subject)
 
     # --- the driver ---
 

@@ -80,8 +80,7 @@ class _Device:
             "nvmlDeviceGetVirtualizationMode", handle, read=lambda mode: word_of(VIRTUALIZATION_MODES, mode)
         )
         self.numa_node = number("nvmlDeviceGetNumaNodeId", handle, read=int)
-        self.identity: GpuReading | None = None
-        self.identified = -1  # `NvmlCalls.forgotten` at that time
+        self.identified_after = -1  # `NvmlCalls.forgotten` when its identity was complete
         self.mig_enabled = library.mig_enabled(handle)
         self.max_mig_devices = number("nvmlDeviceGetMaxMigDeviceCount", handle, read=int, subject="mig")
         self.memory = library.memory(handle)
@@ -211,8 +210,8 @@ class GpuReader:
         if self._device is None:
             self._device = _Device(self._library, self._calls, self._library.handle(self.index))
         device = self._device
-        known = device.identity if device.identified == self._calls.forgotten else None
-        identity = known or self._identify(device)
+        if device.identified_after != self._calls.forgotten:
+            self._identify(device)
         partitioned = self._is_partitioned(device)
         mode_unknown = self._partitioned is None
         memory = self._calls.ask_first(device.memory)
@@ -221,7 +220,7 @@ class GpuReader:
         else:
             fields = self._read_whole(device, memory, interval_seconds)
         reading = structs.replace(
-            identity,
+            self._identity,
             memory=memory,
             mig_unknown=not device.mig_devices.complete if partitioned else mode_unknown,
             **fields,
@@ -238,10 +237,10 @@ class GpuReader:
             return structs.replace(reading, refusals={})
         return reading
 
-    def _identify(self, device: _Device) -> GpuReading:
-        """Return a reading with only the identity, and keep it with the handle once it is complete."""
+    def _identify(self, device: _Device) -> None:
+        """Ask for the identity: again with the next reading if a part of it is refused for now."""
         incomplete = self._calls.incomplete
-        identity = GpuReading(
+        self._identity = GpuReading(
             self.index,
             uuid=Uuid(device.uuid),
             minor=self._calls.ask(device.minor),
@@ -250,10 +249,8 @@ class GpuReader:
             virtualization=self._calls.ask(device.virtualization),
             numa_node=self._calls.ask(device.numa_node),
         )
-        complete = self._calls.incomplete == incomplete
-        device.identity, device.identified = identity if complete else None, self._calls.forgotten
-        self._identity = identity
-        return identity
+        if self._calls.incomplete == incomplete:
+            device.identified_after = self._calls.forgotten
 
     def _is_partitioned(self, device: _Device) -> bool:
         # Cards without MIG return "not supported". Any other refusal keeps the known mode.
@@ -278,7 +275,7 @@ class GpuReader:
         ask = self._calls.ask
         processes = self._processes.read(self._calls, device.lists, memory)
         busy, controller_busy = ask(device.utilization_ratios) or (None, None)
-        sampled = self._sampler.read(device.samples, interval_seconds, busy=bool(busy))
+        sampled = self._sampler.read(device.samples, interval_seconds)
         encoder, decoder = [ask(call) for call in device.codec] if "codec" in self._groups else (None, None)
         return {
             "processes": processes,

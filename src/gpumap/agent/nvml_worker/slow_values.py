@@ -5,6 +5,7 @@ is at most as old as the request allows. It belongs to one handle: it is dropped
 GPU. Values of a reading with a refusal are not held. While a fault is near, nothing is held.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +22,9 @@ class SlowValues:
 
     def __init__(self, calls: NvmlCalls) -> None:
         self._calls = calls
-        self._held_values: dict[str, Any] | None = None
-        self._last_values: dict[str, Any] | None = None
-        self._read_at = 0.0
+        self._last_values: dict[str, Any] = {}
+        self._read_at = -math.inf
+        """When values that can be held were read."""
         self._key: object = None
         self._signs: object = None
         self._near_until = 0.0
@@ -50,13 +51,13 @@ class SlowValues:
         self._signs = signs
         # The next reading may come a tenth of the interval late.
         fresh = monotonic - self._read_at + interval_seconds * FULL_RATIO <= hold_seconds
-        if fresh and self._held_values is not None and key == self._key and monotonic >= self._near_until:
-            return self._held_values
+        if fresh and key == self._key and monotonic >= self._near_until:
+            return self._last_values
         incomplete = self._calls.incomplete
         values = ask()
-        if self._last_values is not None and values != self._last_values and key == self._key:
+        if values != self._last_values and key == self._key:
             self._near_until = monotonic + hold_seconds
         faulty = any(values.get(name) for name in FAULTS)
-        self._held_values = None if faulty or self._calls.incomplete != incomplete else values
-        self._last_values, self._key, self._read_at = values, key, monotonic
+        self._read_at = -math.inf if faulty or self._calls.incomplete != incomplete else monotonic
+        self._last_values, self._key = values, key
         return values

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from gpumap.model.readings import GpuReading, Uuid
 
+T = TypeVar("T")
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_GPUS = 1024
 
@@ -105,16 +106,17 @@ def encode(message: Request | Answer) -> bytes:
 
 def decode_request(line: bytes) -> Request:
     """Read a request. Raises `ValueError` if the line is not one."""
-    try:
-        return _REQUESTS.decode(line)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    return _decode(line, _REQUESTS)
 
 
 def decode(line: bytes) -> Answer:
     """Read a worker's line. Raises `ValueError` if it is not one."""
+    return _decode(line, _ANSWERS)
+
+
+def _decode(line: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        return _ANSWERS.decode(line)
+        return decoder.decode(line)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

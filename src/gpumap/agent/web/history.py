@@ -6,9 +6,9 @@ snapshots.
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -34,30 +34,30 @@ _PER_ONE = 1000
 _Key = tuple[Uuid, ContainerName | None]
 
 
-class Curve(NamedTuple):
-    """A copy of a series: rings of MiB and thousandths. `newest` is its last bucket's number."""
+class SeriesDocument(msgspec.Struct, frozen=True):
+    """A curve in JSON: the oldest value first, the last one is of the newest bucket; null is a gap."""
 
     uuid: Uuid
-    name: ContainerName | None
-    newest: int
-    memory: array[int]
-    sm: array[int]
+    namespace: str | None
+    pod: str | None
+    container: str | None
+    memory_mib: list[int | None]
+    sm_permille: list[int | None]
 
 
-class Curves(NamedTuple):
-    """All series at one moment. `timestamp` is the time of the newest snapshot, `bucket` is the bucket of that time.
+class HistoryDocument(msgspec.Struct, frozen=True):
+    """The JSON of /api/v1/history. `interval_seconds` is the expected time until the next snapshot, if it is known."""
 
-    `interval_seconds` is the expected time until the next snapshot; `None` before the second.
-    """
-
+    version: int
     timestamp: float
     interval_seconds: float | None
-    bucket: int
-    curves: tuple[Curve, ...]
+    bucket_seconds: int
+    buckets: int
+    series: list[SeriesDocument]
 
 
 class _Series:
-    """Two rings; bucket n is at n modulo their length. After `newest`, values are unknown."""
+    """Two rings, of MiB and thousandths; bucket n is at n modulo their length. After `newest`, values are unknown."""
 
     __slots__ = ("memory", "newest", "sm", "sm_count", "sm_sum")
 
@@ -77,6 +77,11 @@ class _Series:
             self.sm_sum += min(max(sm_ratio, 0.0), 1.0)
             self.sm_count += 1
             self.sm[index] = round(_PER_ONE * self.sm_sum / self.sm_count)
+
+    def copy(self) -> _Series:
+        rings = copy.copy(self)
+        rings.memory, rings.sm = self.memory[:], self.sm[:]
+        return rings
 
     def _go_to(self, bucket: int) -> None:
         for skipped in range(max(self.newest + 1, bucket - BUCKETS + 1), bucket + 1):
@@ -110,13 +115,22 @@ class History:
             if series is not None:
                 series.add(bucket, memory_bytes, sm_ratio)
 
-    def curves(self) -> Curves:
-        """Return a copy of all curves, which another thread may read."""
-        copies = tuple(
-            Curve(*key, series.newest, series.memory[:], series.sm[:]) for key, series in self._series.items()
-        )
+    def copy(self) -> History:
+        """Return a copy, which another thread may read."""
+        history = copy.copy(self)
+        history._series = {key: series.copy() for key, series in self._series.items()}
+        return history
+
+    def document(self) -> HistoryDocument:
+        """Return the curves with their values by age."""
+        series = []
+        for (uuid, name), rings in self._series.items():
+            namespace, pod, container = name or (None, None, None)
+            memory_mib = _values(rings.memory, rings.newest, self._bucket)
+            sm_permille = _values(rings.sm, rings.newest, self._bucket)
+            series.append(SeriesDocument(uuid, namespace, pod, container, memory_mib, sm_permille))
         timestamp = self._newest.wall if self._newest else 0.0
-        return Curves(timestamp, self._interval_seconds, self._bucket, copies)
+        return HistoryDocument(VERSION, timestamp, self._interval_seconds, BUCKET_SECONDS, BUCKETS, series)
 
     def _begin(self, key: _Key, bucket: int) -> _Series | None:
         if len(self._series) >= self._max_series:
@@ -141,44 +155,6 @@ def _measured(snapshot: Snapshot) -> Iterator[tuple[_Key, int | None, float | No
         use = row.use
         if use is not None and (use.memory_bytes is not None or use.busy_ratio is not None):
             yield (row.uuid, row.name), use.memory_bytes, use.busy_ratio
-
-
-class SeriesDocument(msgspec.Struct, frozen=True):
-    """A curve in JSON: the oldest value first, the last one is of the newest bucket; null is a gap."""
-
-    uuid: Uuid
-    namespace: str | None
-    pod: str | None
-    container: str | None
-    memory_mib: list[int | None]
-    sm_permille: list[int | None]
-
-
-class HistoryDocument(msgspec.Struct, frozen=True):
-    """The JSON of /api/v1/history."""
-
-    version: int
-    timestamp: float
-    interval_seconds: float | None
-    bucket_seconds: int
-    buckets: int
-    series: list[SeriesDocument]
-
-
-def history_document(curves: Curves) -> HistoryDocument:
-    """Arrange the curves by age."""
-    series = [
-        SeriesDocument(
-            curve.uuid,
-            curve.name.namespace if curve.name else None,
-            curve.name.pod if curve.name else None,
-            curve.name.container if curve.name else None,
-            memory_mib=_values(curve.memory, curve.newest, curves.bucket),
-            sm_permille=_values(curve.sm, curve.newest, curves.bucket),
-        )
-        for curve in curves.curves
-    ]
-    return HistoryDocument(VERSION, curves.timestamp, curves.interval_seconds, BUCKET_SECONDS, BUCKETS, series)
 
 
 def _values(ring: array[int], newest: int, bucket: int) -> list[int | None]:

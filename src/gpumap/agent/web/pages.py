@@ -6,6 +6,7 @@ gpumap itself.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.published import published
-from gpumap.agent.web.history import Curves, History, history_document
+from gpumap.agent.web.history import History
 from gpumap.model import remedies
 from gpumap.model.check import Verdict, check, short_line
 from gpumap.model.families import Family, NumberedFamilies
@@ -73,25 +74,27 @@ class Pages:
         self._snapshot: Snapshot | None = None
         self._stale = ""
         self._rendered: _Rendered = {}
-        self._checked_map: list[Node] = []
-        """The map that `check` judges: of this snapshot, or none yet."""
+        self._make_map: Callable[[], Node]
         self._history = History()
         self._process_name = secrets.token_hex(4)
         self._versions = 0
 
     def publish(self, snapshot: Snapshot) -> None:
         """Set the newest snapshot. Pages of the one before are dropped."""
-        self._snapshot, self._stale, self._rendered, self._checked_map = snapshot, "", {}, []
-        self._versions += 1
+        self._show(snapshot, "")
         self._history.add(snapshot)
+
+    def _show(self, snapshot: Snapshot, stale: str) -> None:
+        self._snapshot, self._stale, self._rendered = snapshot, stale, {}
+        self._make_map = functools.cache(lambda: published(snapshot, self._interval_seconds, self._collect, stale))
+        self._versions += 1
 
     def current(self) -> Snapshot | None:
         """Return the newest snapshot, without its data if it is too old; `None` before the first."""
         snapshot = self._snapshot
         if snapshot is not None and self._is_too_old(snapshot) and not self._stale:
             stale = f"no collection for more than {self._stale_after_seconds:g} s: {self.why_late() or LATE}"
-            self._snapshot, self._stale, self._rendered, self._checked_map = _strip_data(snapshot), stale, {}, []
-            self._versions += 1
+            self._show(_strip_data(snapshot), stale)
         return self._snapshot
 
     def version(self) -> str | None:
@@ -103,15 +106,14 @@ class Pages:
         snapshot = self.current()
         if snapshot is None:
             return None
-        rendered, key = self._rendered, (form, gzipped)
-        stale = self._stale
+        rendered, key, make_map = self._rendered, (form, gzipped), self._make_map
         # Here, because no other thread adds to it meanwhile.
-        curves = self._history.curves() if form == "history" and key not in rendered else None
+        history = self._history.copy() if form == "history" and key not in rendered else None
 
         def render() -> None:
             if key in rendered:
                 return  # for an earlier request
-            plain = rendered.get((form, False)) or self._render(form, snapshot, stale, curves)
+            plain = rendered.get((form, False)) or self._render(form, snapshot, make_map, history)
             rendered[form, False] = plain
             if gzipped:
                 rendered[key] = gzip.compress(plain, _GZIP_LEVEL_OF_MAP if form == "map" else _GZIP_LEVEL, mtime=0)
@@ -121,24 +123,13 @@ class Pages:
         return rendered[key]
 
     async def check(self, only: Collection[str], node: str) -> Verdict | None:
-        """Judge the GPUs by these conditions; `None` before the first snapshot. A `node` must be this node's name.
-
-        The map is made once per snapshot. Otherwise clients that ask all the time would keep the scrapes' thread busy.
-        """
+        """Judge the GPUs by these conditions; `None` before the first snapshot. A `node` must be this node's name."""
         snapshot = self.current()
         if snapshot is None:
             return None
         if node not in ("", snapshot.node.name):
             return Verdict(2, short_line(f"the gpumap of node {snapshot.node.name} answers, not of {node}"))
-        checked_map, stale = self._checked_map, self._stale
-
-        def make_map() -> None:
-            if not checked_map:
-                checked_map.append(self._map(snapshot, stale))
-
-        if not checked_map:
-            await self._thread.run(make_map)
-        return check(checked_map[0], only)
+        return check(await self._thread.run(self._make_map), only)
 
     def not_ready(self) -> str | None:
         """Return why gpumap is not ready: neither kubelet nor NVML has answered lately. `None` if it is ready."""
@@ -167,14 +158,11 @@ class Pages:
     def _is_too_old(self, snapshot: Snapshot) -> bool:
         return self._monotonic() - snapshot.at.monotonic > self._stale_after_seconds
 
-    def _map(self, snapshot: Snapshot, stale: str) -> Node:
-        return published(snapshot, self._interval_seconds, self._collect, stale)
-
-    def _render(self, form: Format, snapshot: Snapshot, stale: str, curves: Curves | None) -> bytes:
-        if curves is not None:
-            return json_bytes(history_document(curves))
+    def _render(self, form: Format, snapshot: Snapshot, make_map: Callable[[], Node], history: History | None) -> bytes:
+        if history is not None:
+            return json_bytes(history.document())
         if form == "map":
-            return encode(self._map(snapshot, stale))
+            return encode(make_map())
         page = self._pages[form].render(snapshot)
         if form == "text":
             return page + prometheus_client.generate_latest(self._process)

@@ -193,12 +193,7 @@ class Client(web.RequestHandler):
         secured = None
         try:
             secured = await self._loop.start_tls(
-                transport,
-                self,
-                context,
-                server_side=True,
-                ssl_handshake_timeout=seconds,
-                ssl_shutdown_timeout=seconds,
+                transport, self, context, server_side=True, ssl_handshake_timeout=seconds, ssl_shutdown_timeout=seconds
             )
         except (OSError, asyncio.CancelledError) as error:
             # start_tls's frame holds the future that holds this error, and all of TLS with its buffer. Only Python's
@@ -257,11 +252,7 @@ class Client(web.RequestHandler):
         return finished
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Answer without aiohttp's words, which quote bytes as Python does. A malformed request is not logged."""
         if isinstance(exc, http_exceptions.HttpProcessingError):
