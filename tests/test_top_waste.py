@@ -903,8 +903,8 @@ async def test_order_and_process_flags(demo_url: str, tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (2, f"gpumap: {said}\n")
     token = tmp_path / "a token"
     token.write_text("secret")
-    flags = ("--url", demo_url, "--token-file", str(token), "--header", "X-Key: secret")
-    done = await run_command_in_loop("waste", "--by", "namespace", *flags)
+    source_flags = ("--url", demo_url, "--token-file", str(token), "--header", "X-Key: secret")
+    done = await run_command_in_loop("waste", "--by", "namespace", *source_flags)
     assert (done.returncode, done.stdout.split()[:3]) == (0, ["NAMESPACE", "IDLE", "GPUS"])
     assert f"see `gpumap doctor --url {demo_url} --token-file '{token}'`" in done.stdout
 
