@@ -315,7 +315,7 @@ def test_every_command_shows_it() -> None:
     assert all("no_resource: is not offered: device plugin" in (result.why or "") for result in results)
     table = waste_table(shown, Shape())
     assert "not offered 2 GPUs" in table
-    lines = [line.split() for line in table.splitlines() if line.startswith("not offered")]
+    lines = [line.split() for line in table.splitlines() if line.startswith("not offered ")]
     assert [line[:8] for line in lines] == [["not", "offered", "-", "-", "-", gpu, "1", "-"] for gpu in "01"]
     assert waste_values(shown, Shape())["sums"]["not_offered_gpus"] == 2
     window = frame(maps(snapshot), Live(), Shape(screen=Screen(columns=120)), ("head",), 24).lines

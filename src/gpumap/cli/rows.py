@@ -45,7 +45,7 @@ class DeviceRow(NamedTuple):
     """A device of a node. `collected_at` is in Unix seconds, `number` the place of the device among those of the node.
 
     Without `total_bytes`, the memory of the device cannot be read; then `used_bytes` are those of its processes.
-    `short_uuid` is the beginning of the UUID that is unique on the node. `free`: how much of it is free, and for whom.
+    `short_uuid` is the beginning of the UUID that is unique on the node. `free`: its free memory and its holders.
     """
 
     node: str
