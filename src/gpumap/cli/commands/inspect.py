@@ -431,10 +431,10 @@ def _cell(amounts: Iterable[Amount], unit: int, *, is_over: bool = False) -> str
 
 def _percent(amount: Amount, total: Amount) -> str:
     """Return a percentage, cut off as Go's int64(float64) does it: 29/100 is 28%."""
-    part, whole = known_bytes(amount), known_bytes(total)
-    if None in total or (None in amount and not part):
+    amount_bytes, total_bytes = known_bytes(amount), known_bytes(total)
+    if None in total or (None in amount and not amount_bytes):
         return UNKNOWN
-    return f"{'>=' if None in amount else ''}{int(part / whole * 100) if whole else 0}%"
+    return f"{'>=' if None in amount else ''}{int(amount_bytes / total_bytes * 100) if total_bytes else 0}%"
 
 
 def _unit(nodes: Iterable[InspectedNode]) -> int:

@@ -30,12 +30,9 @@ def load_scenario(path: Path) -> Scenario:
     try:
         if len(path.parts) > 1 or path.suffix or (path.exists() and not path.is_dir()):
             return parse_scenario(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ScenarioError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ScenarioError(f"{path}: is not UTF-8 text") from error
-    except ScenarioError as error:
-        raise ScenarioError(f"{path}: {error}") from error
+    except (OSError, UnicodeDecodeError, ScenarioError) as error:
+        reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
+        raise ScenarioError(f"{path}: {reason}") from error
     return _shipped(str(path))
 
 
