@@ -125,7 +125,7 @@ async def test_long_names_are_cut_in_their_middle(site: Site, browser: Browser, 
             await expect(end).to_be_in_viewport(ratio=1)
         await expect(one.page.locator(".more-names").first).to_have_text("+2")
         await expect(one.page.locator(".more-names").first).to_be_in_viewport(ratio=1)
-        assert (await one.texts(".gpu .held"))[1].startswith("2 MIG devices: small")
+        assert (await one.texts(".gpu .held"))[1].startswith("2 MIG: small")
         assert await one.page.locator(".node-name").evaluate_all(LINES) == [1]
         await one.page.goto(f"{site.url}#view=processes")
         assert max(await one.page.locator(".processes tbody tr").evaluate_all(LINES)) <= 3

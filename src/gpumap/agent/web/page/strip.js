@@ -8,7 +8,7 @@ import { marks, power } from "./health.js";
 import { hasKubelet, modelOf, oneModel, workName } from "./model.js";
 import { outOf } from "./parts.js";
 import { listedBytes, memoryOf } from "./totals.js";
-import { bytes, count, cutName, known, name, percent, printable } from "./words.js";
+import { bytes, cutName, known, name, percent, printable } from "./words.js";
 
 const ROOM = 42; // characters of two or three names on a line
 const FEW = 2; // GPUs that are open from the start
@@ -116,7 +116,7 @@ function holders(line, context) {
   let room = ROOM;
   const first = names.filter(([, word]) => (room -= Math.min(Math.max(word.length, ROOM / 3), ROOM / 2)) >= 0).map(([title, word]) => h("span", { title: printable(title) }, cutName(word, "pod")));
   return [
-    migDevices > 0 && h("span", { class: "of" }, `${count(migDevices, "MIG device")}:`),
+    migDevices > 0 && h("span", { class: "of" }, `${migDevices} MIG:`),
     names.length ? h("span", { class: "names" }, first) : h("span", { class: "of" }, vacancy(line, context)),
     names.length > first.length && h("span", { class: "more-names" }, `+${names.length - first.length}`),
     names.length > 0 && free && h("span", { class: "of" }, free),

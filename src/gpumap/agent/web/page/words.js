@@ -64,7 +64,7 @@ export const name = (text, attributes) => h("bdi", attributes, printable(text));
 /** Return a name that gives way in its middle where it has too little room. */
 export function cutName(text, kind) {
   const characters = [...printable(text)];
-  const end = characters.length > 2 * TAIL ? characters.splice(-TAIL).join("") : null;
+  const end = characters.length > 3 * TAIL ? characters.splice(-TAIL).join("") : null;
   return h("bdi", { class: end ? `${kind} cut` : kind }, end ? [h("span", {}, characters.join("")), h("span", {}, end)] : characters.join(""));
 }
 
