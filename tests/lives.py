@@ -330,6 +330,7 @@ class WorkingNode:
         sampled = self._samplers[gpu.index].read(
             lambda since_us: driver.rows(jobs, since_us, self.seconds),
             INTERVAL_SECONDS,
+            busy=self._is_busy(jobs) if utilization is None else utilization > 0,
         )
         return structs.replace(
             reading,
@@ -338,6 +339,10 @@ class WorkingNode:
             unsampled=sampled.unsampled,
             utilization_ratio=utilization,
         )
+
+    def _is_busy(self, jobs: Iterable[Job]) -> bool:
+        """Whether a process used SMs in the last second."""
+        return any(job.sm and job.start < self.seconds and job.end > self.seconds - 1.0 for job in jobs)
 
     def _activity(self, leaf: Uuid, since: float) -> Activity:
         jobs = [job for job in self._recent if job.leaf == leaf]

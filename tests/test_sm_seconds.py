@@ -67,7 +67,7 @@ class SampledGpu:
     def collect(self, at: float) -> None:
         self.keep_samples(at)
         self.driver.now = at
-        sampled = self.sampler.read(self.driver.samples, self.interval)
+        sampled = self.sampler.read(self.driver.samples, self.interval, busy=True)
         drained = self.ring.is_drained()
         self.node.gpus[0].sampled_seconds = sampled.seconds if drained else None
         self.node.gpus[0].has_samples = drained and sampled.samples is not None
@@ -157,7 +157,7 @@ def test_answers_that_come_late_lose_nothing() -> None:
     late = (0.0, 0.4, 0.0, 0.1, 0.3, 0.0, 0.4, 0.0)
     for number, seconds in enumerate(late):
         gpu.driver.now = 1000.0 + 5 * number
-        sampled = gpu.sampler.read(gpu.driver.samples, 5.0)
+        sampled = gpu.sampler.read(gpu.driver.samples, 5.0, busy=True)
         gpu.node.gpus[0].sampled_seconds = sampled.seconds
         gpu.node.processes[0].sm = 1.0
         gpu.node.clock = gpu.driver.now + seconds
@@ -192,3 +192,20 @@ def test_a_clock_that_is_set_back_charges_no_sample_again(seconds: float, restar
     assert gpu.sm_seconds([1140.0, 1145.0, 1150.0]) == pytest.approx(60.0, abs=0.1)
     assert gpu.node.gpus[0].has_samples
     assert gpu.sm_seconds([1155.0, 1160.0]) == pytest.approx(70.0, abs=0.1)
+
+
+def test_a_driver_whose_clock_lags_is_asked_for_all_samples() -> None:
+    """Its samples look old. After a minute of work without a sample, gpumap asks for all of them."""
+    times = [1000.0]
+    sampler = Sampler(lambda: times[-1], lambda: round((EPOCH + times[-1]) * 1e6))
+
+    def ask(since_us: int) -> list[SampleRow]:
+        newest_us = round((EPOCH + times[-1] - 3600.0) * 1e6)
+        return [(PID, newest_us, 50, 0, 0, 0)] if newest_us > since_us else []
+
+    answers = []
+    for _ in range(14):
+        answers.append(sampler.read(ask, 5.0, busy=True).samples)
+        times.append(times[-1] + 5.0)
+    assert not any(answers[:13])
+    assert [sample.sm_ratio for sample in answers[13] or ()] == [0.5]

@@ -20,6 +20,7 @@ from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle, Library, PreparedCall, layout
 from gpumap.model.readings import SAMPLES_NEW, SAMPLES_OLD, DeviceMemory, GpuProcess, ProcessSample
 
+SILENCE_SECONDS = 60.0
 SAMPLING_SECONDS = 1.2
 """A little more than the driver's time between two samples: 1/6 s to 1 s (nvml.h, nvmlUtilization_t)."""
 KEPT_SECONDS = 10.0
@@ -308,9 +309,12 @@ class Sampler:
         self._newest_us = 0
         """The driver's times of the last samples, which were then:"""
         self._newest_at = 0.0
+        self._busy = False
+        self._sampled_at = clock()
 
-    def read(self, ask: AskSamples, interval_seconds: float) -> Sampled:
+    def read(self, ask: AskSamples, interval_seconds: float, busy: bool) -> Sampled:
         """Return the mean of each process over them. No samples, if the GPU reports none; that is not an empty list."""
+        self._busy = busy
         monotonic = self._clock()
         window = max(interval_seconds, SAMPLING_SECONDS)
         if self._full_at is None or monotonic - self._full_at >= interval_seconds * FULL_RATIO:
@@ -322,7 +326,7 @@ class Sampler:
             self.keep(ask)
         # An early reading, after an allocation by the kubelet, also covers the interval. Otherwise a process without a
         # sample since the last reading would look idle.
-        return self._ask_means(ask, window, 0.0)
+        return self._ask_means(ask, monotonic, window, 0.0)
 
     def keep(self, ask: AskSamples) -> None:
         """Take samples for the next full reading."""
@@ -333,23 +337,29 @@ class Sampler:
     def _take(self, ask: AskSamples, taken_at: float, first_seconds: float) -> Sampled:
         """Return the samples since the last ones."""
         seconds = first_seconds if self._taken_at is None else taken_at - self._taken_at
-        sampled = self._ask_means(ask, max(seconds, SAMPLING_SECONDS), round(seconds, 3))
+        sampled = self._ask_means(ask, taken_at, max(seconds, SAMPLING_SECONDS), round(seconds, 3))
         self._taken_at = taken_at
         if sampled.samples:
             self._newest_us, self._newest_at = sampled.newest_us, taken_at
         return sampled
 
-    def _ask_means(self, ask: AskSamples, window: float, seconds: float) -> Sampled:
-        since = self._since(window)
+    def _ask_means(self, ask: AskSamples, asked_at: float, window: float, seconds: float) -> Sampled:
+        since = self._since(asked_at, window)
         rows = ask(since)
         if rows is None:
             return Sampled(None, None)
         # The two clocks may differ by less than a sample.
-        means = _means(rows, since, self._wall_clock() + int(SAMPLING_SECONDS * 1e6))
+        means = _means(rows, since or self._newest_us, self._wall_clock() + int(SAMPLING_SECONDS * 1e6))
+        if means.samples:
+            self._sampled_at = asked_at
         return means._replace(seconds=seconds)
 
-    def _since(self, window: float) -> int:
+    def _since(self, asked_at: float, window: float) -> int:
         wall = self._wall_clock()
+        if not self._busy:
+            self._sampled_at = asked_at
+        elif asked_at - self._sampled_at > SILENCE_SECONDS:
+            return 0  # the driver's clock and this one differ: ask for all samples
         of_window = wall - int(window * 1e6)
         since = self._newest_us
         if self._taken_at is not None:

@@ -275,7 +275,7 @@ class GpuReader:
         ask = self._calls.ask
         processes = self._processes.read(self._calls, device.lists, memory)
         busy, controller_busy = ask(device.utilization_ratios) or (None, None)
-        sampled = self._sampler.read(device.samples, interval_seconds)
+        sampled = self._sampler.read(device.samples, interval_seconds, busy=bool(busy))
         encoder, decoder = [ask(call) for call in device.codec] if "codec" in self._groups else (None, None)
         return {
             "processes": processes,
