@@ -21,7 +21,7 @@ from gpumap.model.findings import sort_findings
 from gpumap.model.node import Finding, Gpu, GpuXids, NamelessGpu, Node
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Uuid, XidError
-from gpumap.model.remedies import FAULTS
+from gpumap.model.remedies import FAULTS, advice
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import GPU_CONDITIONS
 from tests.agent import run_agent
@@ -152,7 +152,7 @@ def test_a_gpu_counts_once() -> None:
     ]
     assert BROKEN.finding_sums["faults"] == 1
     also = "; also recovery node reboot, XID 79"
-    line = f"GPU 1 fell off the bus{also}. {FAULTS['lost']}"
+    line = f"GPU 1 fell off the bus{also}. {advice(FAULTS['lost'])}"
     for show in (map_table, top_table):
         assert " ".join(show(BROKEN, Shape()).split()).count(line) == 1
     assert [check.check for check in doctor_checks(BROKEN) if check.check.startswith("gpu/")] == ["gpu/1"]

@@ -28,7 +28,7 @@ from gpumap.cli.watch import _show
 from gpumap.model.devices import sources_up
 from gpumap.model.findings import judged_kinds
 from gpumap.model.node import Device, Node, decode
-from gpumap.model.remedies import FINDINGS, finding_remedy
+from gpumap.model.remedies import FINDINGS, advice, finding_remedy
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.terms import Owner
 from tests.command import run_command_in_loop
@@ -561,7 +561,7 @@ def test_a_gpu_that_needs_repair_is_named() -> None:
         (rows, "GPU 1 needs a reset to replace bad memory rows", "row_remap_pending"),
         (asks, "GPU 1 requires a reset", "recovery_gpu_reset"),
     ):
-        said = f"{why}. {finding_remedy('fault', reason, 1)}"
+        said = f"{why}. {advice(finding_remedy('fault', reason, 1))}"
         node = judged_again(found, gpus=(well, broken))
         for show in (map_table, top_table):
             assert said in " ".join(show(node, Shape()).split())

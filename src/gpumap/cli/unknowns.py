@@ -12,6 +12,7 @@ from gpumap.model.findings import faulty_gpus, findings_of_gpus
 from gpumap.model.formatting import printable, reason_sentences
 from gpumap.model.gaps import gaps_of, invisible, unknown_of_devices
 from gpumap.model.node import Node
+from gpumap.model.remedies import advice
 
 _SENTENCES_MAX, _BLIND_MAX = 20, 5
 _JUDGE_BY = frozenset({"nvml", "kubelet", "pod_identity"})
@@ -64,7 +65,7 @@ def _troubles(node_map: Node) -> Iterator[str]:
     if node_map.stale:
         yield node_map.stale
     for fault in findings_of_gpus(node_map.findings):
-        yield f"{fault_of_gpu(fault, node_map)}. {fault.remedy or ''}".rstrip()
+        yield f"{fault_of_gpu(fault, node_map)}. {advice(fault.remedy)}".rstrip()
     for source in node_map.sources:
         if not source.up:
             why = f": {source.reason} ({source.detail})" if source.reason else ""

@@ -6,6 +6,7 @@ Each text first says what is wrong, in at most eight words, and then the first t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from gpumap.model.terms import Source
@@ -304,6 +305,11 @@ def finding_remedy(kind: str, reason: str, index: int | None, pids: Sequence[int
     if not remedy or not pids:
         return remedy
     return remedy.replace("kill <PID>", f"kill {' '.join(map(str, pids))}").replace("<PID>", str(pids[0]))
+
+
+def advice(remedy: str | None) -> str:
+    """Return a remedy without its first sentence, which says what is wrong: for where that is already said."""
+    return re.sub(r"^.*?\. (?=[A-Z])", "", remedy or "", count=1)
 
 
 def capability_remedies(capabilities: Mapping[str, bool], gpu_answers: bool) -> dict[str, str]:

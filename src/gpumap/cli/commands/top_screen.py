@@ -37,6 +37,7 @@ from gpumap.cli.watch import KEY_NAMES, PASTE_BEGIN, PASTE_END, scrolled
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import judged_kinds, worst_first
 from gpumap.model.formatting import UNKNOWN, age, counted, gpus, one_line, percent, printable, size
+from gpumap.model.remedies import advice
 from gpumap.model.terms import FINDINGS, GPU_FINDINGS
 
 ORDERS = {"f": "finding", "w": "waste", "m": "memory", "s": "sm", "n": "namespace", "d": "device"}
@@ -433,7 +434,7 @@ def details(row: ContainerRow, maps: NodeMaps, shape: Shape) -> Iterator[str]:
     if finding := row.finding:
         sentence = f"{shown_finding(finding)} for {row.finding_age}: {finding.why}."
         yield from (screen.paint(line, finding_colour(finding)) for line in wrapped(printable(sentence), columns))
-        yield from wrapped(printable(finding.remedy or ""), columns)
+        yield from wrapped(printable(advice(finding.remedy)), columns)
     yield ""
     for title, text in _fields(row):
         if text != UNKNOWN:
