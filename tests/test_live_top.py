@@ -239,7 +239,7 @@ def test_details_say_what_the_row_has_no_room_for() -> None:
     found = maps(node.watch())
     listed = frame(found, Live(), SHAPE, ("head",), 24)
     text = " ".join(frame(found, press(listed.live, "enter"), SHAPE, ("head",), 24).lines)
-    for said in ("ml/squat/main on 0", "SQUATTER for", "PID 11 miner", remedies.FINDINGS["squatter"][:30], "2.0GiB"):
+    for said in ("ml/squat/main on 0", "SQUATTER for", "PID 11 miner", remedies.advice(remedies.FINDINGS["squatter"])[:30], "2.0GiB"):
         assert said in text
     assert "torchrun" not in text
     second = frame(found, press(listed.live, "down", "enter"), SHAPE, ("head",), 24)
@@ -592,6 +592,6 @@ async def test_a_gpu_that_is_down_is_named_with_its_remedy(fake: FakeAgent) -> N
     """Which one is broken, and what to do: on the screen that a person looks at anyway."""
     async with top(fake, columns=80) as found:
         assert "fell off the bus" in found.shown
-        remedy = next(gpu.remedies["fault"] for gpu in published(busy_node(3)).gpus if not gpu.up)
+        remedy = next(remedies.advice(gpu.remedies["fault"]) for gpu in published(busy_node(3)).gpus if not gpu.up)
         await found.press("/", *"bus", "\r", "\r", shows=lambda screen: remedy.split(".")[0][:40] in screen)
         assert len(found.shown.splitlines()) == 24
