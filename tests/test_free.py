@@ -71,6 +71,10 @@ CASES: dict[str, tuple[TestNode, float | None, str]] = {
         node(IDLE_REPLICA, processes=(process(70 * GIB, IDLE_REPLICA),), allocatable=SHARED_IDS),
         *(0.9, ""),
     ),
+    "a replica beside docker": (
+        node(IDLE_REPLICA, processes=(process(70 * GIB),), allocatable=SHARED_IDS),
+        *(0.0, "host"),
+    ),
     "the kubelet does not answer": (node(down={"kubelet"}), None, ""),
     "no kubelet": (node(has_kubelet=False), None, ""),
 }
@@ -104,6 +108,7 @@ def test_mig_devices_are_free_one_by_one() -> None:
         ("one idle replica of ten", "9 of 10 slots free; free 79.9GiB"),
         ("a squatter with 1 MiB", "not held, squatter; free 79.9GiB"),
         ("docker with 70 GiB", "not held, used by host; free 9.9GiB"),
+        ("a replica beside docker", "no slot free, used by host; free 9.9GiB"),
         ("lost", "not held, fault; free 79.9GiB"),
         ("lost and held", "free 79.9GiB, granted to train"),
         ("a process without known memory", "-; free 79.9GiB"),

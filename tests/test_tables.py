@@ -323,6 +323,13 @@ def test_a_selection_has_nothing_of_others() -> None:
     for table in (map_table, top_table):
         assert table(node, Shape(namespace="web")).startswith("Namespace web has no")
         assert table(node, Shape(words=("pod-0-1x",))) == "Nothing matches pod-0-1x; did you mean pod-0-1?\n"
+    for word, hint in (
+        ("gpu:99", "; the node has GPU 0, 1, 2"),
+        ("gpu7", "; did you mean gpu:7?"),
+        ("finding:squat", "; did you mean finding:squatter?"),
+        ("node:x", ". Try gpu: uuid: model: xid: ns: pod: container: owner: finding:"),
+    ):
+        assert map_table(node, Shape(words=(word,))) == f"Nothing matches {word}{hint}\n"
     assert "GPU 2" in map_table(node, Shape(words=("gpu:2",)))
     assert "GPU 2" not in map_table(node, Shape(words=("gpu:0",)))
     lines = top_table(filter_node(), Shape(processes=True, words=("ml", "python3"))).splitlines()

@@ -244,7 +244,7 @@ def free_for(device: Device) -> str:
         return f"granted to {pods}" if holders == 1 else f"shared by {holders}: {pods}"
     if reason := device.not_free_reason.replace("_", " "):
         user = "" if device.not_free_reason in FINDINGS else "used by "
-        return f"{'not held, ' if device.holders == 0 else ''}{user}{reason}"
+        return f"{'holders not known' if device.holders is None else 'not held'}, {user}{reason}"
     return "free" if device.free_ratio else UNKNOWN
 
 
@@ -259,6 +259,9 @@ def describe_free(device: Device, node: Node) -> str:
         return memory.replace("free", "free,", 1) if state == "free" else "; ".join(filter(None, (state, memory)))
     totals = (device.allocatable.get(resource, 0) for row in device.containers for resource in row.slots)
     slots = [f"{round(ratio * total)} of {total} slots free" for total in totals if ratio and total][:1]
+    reason = device.not_free_reason
+    if reason and reason not in FINDINGS:
+        slots = [f"no slot free, used by {reason}"]
     memory = ", ".join(filter(None, (memory, for_whom if holders > 1 or not ratio else "")))
     return "; ".join((*slots, memory))
 

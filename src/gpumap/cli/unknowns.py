@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpumap.cli.parser import WORD_FIELDS, did_you_mean
@@ -9,10 +10,11 @@ from gpumap.cli.rows import NodeMaps
 from gpumap.model.check import fault_of_gpu, gpu_name
 from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.findings import faulty_gpus, findings_of_gpus
-from gpumap.model.formatting import printable, reason_sentences
+from gpumap.model.formatting import listed, printable, reason_sentences
 from gpumap.model.gaps import gaps_of, invisible, unknown_of_devices
 from gpumap.model.node import Node
 from gpumap.model.remedies import advice
+from gpumap.model.terms import FINDINGS
 
 _SENTENCES_MAX, _BLIND_MAX = 20, 5
 _JUDGE_BY = frozenset({"nvml", "kubelet", "pod_identity"})
@@ -97,12 +99,25 @@ def _all_known(node_map: Node) -> bool:
     )
 
 
+def _hint(word: str, names: Iterable[str], maps: NodeMaps) -> str:
+    """Return what a word without a match may mean: a name that is like it, a kind of finding, a GPU."""
+    field, colon, value = word.rpartition(":")
+    if re.fullmatch(r"gpu[-=]?\d+", word):
+        return f"; did you mean gpu:{word.lstrip('gpu-=')}?"
+    if field == "gpu" and not maps.fleet:
+        indexes = [str(gpu.index) for node in maps.maps for gpu in node.gpus]
+        return f"; the node has GPU {listed(indexes, 16)}" if indexes else ""
+    if field == "finding":
+        return did_you_mean(word, [f"finding:{kind}" for kind in FINDINGS])
+    return "" if colon and field not in WORD_FIELDS else did_you_mean(value, names)
+
+
 def no_rows(maps: NodeMaps, namespace: str, words: Sequence[str]) -> str:
     """Return the sentence in the place of a table without a device. For words, it has a name that is like one."""
     if words:
         containers = (container for node in maps.maps for device in node.devices for container in device.containers)
         names = sorted({name for container in containers for name in container.name})
-        hints = (did_you_mean(word.rpartition(":")[2], names) for word in words)
+        hints = (_hint(word, names, maps) for word in words)
         hint = next(filter(None, hints), f". Try {' '.join(f'{field}:' for field in WORD_FIELDS)}")
         return printable(f"Nothing matches {' '.join(words)}{hint}")
     if namespace:

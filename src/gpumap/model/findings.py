@@ -191,12 +191,12 @@ def judged_kinds(node: Node) -> frozenset[str]:
 
 
 def judged_holders(nodes: Iterable[Node]) -> str | None:
-    """Return "14 of 16 holders judged" for people; `None` if all were, or if none can be."""
+    """Return "14 of 16 holders judged for idle" for people; `None` if all were, or if none can be."""
     judged = unjudged = 0
     for node in nodes:
         judged += node.judged.get("idle", 0)
         unjudged += sum("idle" in entry.findings and entry.reason != "not_supported" for entry in node.unjudged)
-    return f"{judged} of {counted(judged + unjudged, 'holder')} judged" if judged and unjudged else None
+    return f"{judged} of {counted(judged + unjudged, 'holder')} judged for idle" if judged and unjudged else None
 
 
 def sums(findings: Sequence[Finding], judged: Container[str]) -> dict[str, float | None]:

@@ -144,8 +144,8 @@ UNMATCHED: dict[str, str] = {
     "unparsed": "gpumap cannot parse this device plugin's ids. Report them with `gpumap record --anonymize`.",
     "untrusted_id": "These ids do not name the GPU. Mount the kubelet's directory `device-plugins` "
     "(`privileges.checkpoint=true`); for MIG devices of NVIDIA's DRA driver its checkpoint (`privileges.dra=true`).",
-    "not_in_nvml": "The driver does not list this GPU. If it was re-partitioned or removed, restart the device plugin, "
-    "then the pod.",
+    "not_in_nvml": "The driver does not list this GPU. A virtual machine may own it: then nothing is wrong. If it was "
+    "re-partitioned or removed, restart the device plugin, then the pod.",
     "device_down": "A GPU has not reported its identity. Find the GPU that does not answer.",
     "nvml_down": "The driver does not answer. Repair it first.",
     "assigned_twice": "Two pods hold the same device. Delete one of them. The kubelet may have lost its checkpoint.",

@@ -143,4 +143,4 @@ def _source_sentences(node: Node) -> Iterator[str]:
         yield NOTHING_ASSIGNED
     elif "kubelet" not in up:
         state = "may be old" if any(device.holders is not None for device in node.devices) else "are not known"
-        yield f"The kubelet does not answer. The assignments {state}; gpumap cannot detect squatters and leftovers."
+        yield f"The kubelet does not answer. The assignments {state}; gpumap can judge no holder, squatter or leftover."

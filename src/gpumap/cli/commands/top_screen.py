@@ -256,6 +256,8 @@ def _sum_lines(maps: NodeMaps, shape: Shape, lines_max: int) -> list[str]:
     if not findings and not judged:
         return []
     known, columns = sum_texts(findings) or ["no findings"], shape.screen.columns or 80
+    sources = (source for node in maps.maps for source in node.sources if not source.up)
+    known = [*dict.fromkeys(f"{source.source} is down" for source in sources), *known]
     unknown = [kind.replace("_", " ") for kind in FINDINGS if kind not in judged]
     lines = list(_lines_of(known if unknown else [*known, "all judged"], ", ", columns))
     if len(lines) > lines_max:
