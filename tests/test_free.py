@@ -108,7 +108,7 @@ def test_mig_devices_are_free_one_by_one() -> None:
         ("one idle replica of ten", "9 of 10 slots free; free 79.9GiB"),
         ("a squatter with 1 MiB", "not held, squatter; free 79.9GiB"),
         ("docker with 70 GiB", "not held, used by host; free 9.9GiB"),
-        ("a replica beside docker", "no slot free, used by host; free 9.9GiB"),
+        ("a replica beside docker", "no slot free, used by host; free 9.9GiB, granted to small"),
         ("lost", "not held, fault; free 79.9GiB"),
         ("lost and held", "free 79.9GiB, granted to train"),
         ("a process without known memory", "-; free 79.9GiB"),
