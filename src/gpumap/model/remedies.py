@@ -178,7 +178,7 @@ CAPABILITIES: dict[str, str] = {
     "pid_visibility": "gpumap measures no use of containers. Set `privileges.hostPID=true` (`hostPID: true`); with "
     "Docker, `--pid=host`.",
     "device_checkpoint": "Pod UIDs are not certain. Mount the kubelet's directory `device-plugins` "
-    "(`privileges.checkpoint=true`).",
+    "(`privileges.checkpoint=true`). Its file exists once the first device plugin registers.",
     "pod_logs": "gpumap cannot name the containers of processes. Mount `/var/log/pods` and `/var/log/containers` "
     "(`privileges.podLogs=true`).",
     "process_utilization": "gpumap measures no SM time of containers. Do nothing: the driver does not report it on MIG "
