@@ -156,7 +156,7 @@ def join_owners(snapshot: Snapshot) -> list[tuple[str, ...]]:
 
 
 def test_a_claim_that_looks_on_owns_nothing() -> None:
-    """Admin access is no share of the card, whether NVML answers or not."""
+    """Admin access is not a share of the GPU, whether NVML answers or not."""
     monitored = dcgm_nodes.node(dcgm_nodes.holder(TRAINER), dcgm_nodes.holder(P1, gpus=0.0))
     expected = [(CARD, "", "ml", "job-0", "trainer")]
     assert join_owners(monitored) == join_owners(dcgm_nodes.without_nvml(monitored)) == expected

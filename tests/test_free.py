@@ -82,7 +82,7 @@ CASES: dict[str, tuple[TestNode, float | None, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_free_part_of_a_gpu(case: str) -> None:
-    """It is free only if nobody holds it, nothing large runs on it and nothing is wrong with it."""
+    """It is free only if no container holds it, no large process is on it and nothing is wrong with it."""
     test_node, ratio, reason = CASES[case]
     devices = {device.uuid: device for device in test_node.watch(150.0).node.devices}
     assert (devices[CARD].free_ratio, devices[CARD].not_free_reason) == (ratio, reason)

@@ -192,8 +192,8 @@ def test_the_title_fits(columns: int) -> None:
 def test_a_model_is_in_the_table_only_if_models_differ() -> None:
     (node,) = maps(busy_node(3)).maps
     mixed = with_gpus(node, lambda gpu: changed(gpu, model="NVIDIA L4"), 1)
-    for found, told in ((node, False), (mixed, True)):
-        assert (" MODEL " in "\n".join(frame(NodeMaps((found,)), Live(), SHAPE, (), 24).lines)) is told
+    for shown_node, has_models in ((node, False), (mixed, True)):
+        assert (" MODEL " in "\n".join(frame(NodeMaps((shown_node,)), Live(), SHAPE, (), 24).lines)) is has_models
 
 
 def test_the_history_of_a_gpu_has_gaps() -> None:

@@ -19,7 +19,7 @@ UNITS = {"%": 0.01, "s": 1, "m": 60, "h": 3600, "second": 1, "minute": 60, "hour
 
 
 def value(text: str) -> float:
-    """Read "95 %", "2m", "two hours" or "ten" (whose unit the sentence has before)."""
+    """Read "95 %", "2m", "two hours" or "ten" (the sentence has its unit before)."""
     number, unit = re.fullmatch(r"(\d+|[a-zA-Z]+?) ?(%|MiB|[smh]|seconds?|minutes?|hours?|times?)?", text).groups()  # type: ignore[union-attr]
     count = float(number) if number.isdigit() else NUMBERS[number.lower()]
     return count * (UNITS[unit if unit in UNITS else unit.removesuffix("s")] if unit else 1)

@@ -126,7 +126,7 @@ async def play_cluster(tmp_path_factory: pytest.TempPathFactory, directory: Path
 
 @pytest.mark.e2e
 def test_the_same_inputs_make_the_same_archive(built: Path, tmp_path: Path) -> None:
-    """So that whoever builds it again can compare."""
+    """A second build can be compared with the first."""
     (before,), (archive,) = built.glob("*.tar.gz"), make(tmp_path).glob("*.tar.gz")
     assert archive.read_bytes() == before.read_bytes()
     with tarfile.open(archive) as packed:

@@ -102,8 +102,8 @@ def _all_known(node_map: Node) -> bool:
 def _hint(word: str, names: Iterable[str], maps: NodeMaps) -> str:
     """Return what a word without a match may mean: a name that is like it, a kind of finding, a GPU."""
     field, colon, value = word.rpartition(":")
-    if re.fullmatch(r"gpu[-=]?\d+", word):
-        return f"; did you mean gpu:{word.lstrip('gpu-=')}?"
+    if number := re.fullmatch(r"gpu[-=]?(\d+)", word):
+        return f"; did you mean gpu:{number[1]}?"
     if field == "gpu" and not maps.fleet:
         indexes = [str(gpu.index) for node in maps.maps for gpu in node.gpus]
         return f"; the node has GPU {listed(indexes, 16)}" if indexes else ""

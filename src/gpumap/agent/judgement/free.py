@@ -64,14 +64,13 @@ def _free_ratio(device: Device) -> float | None:
 
 def _free_slots_ratio(device: Device, grants: Sequence[Grant]) -> float | None:
     """Return the free part of the slots of a device that containers hold; `None` if their number is not known."""
-    held: Counter[str] = Counter()
+    slots_of: Counter[str] = Counter()
     for grant in grants:
-        held.update(grant.slots)
-    if sum(grant.gpus or 0.0 for grant in grants) >= WHOLE_GPU or any("/" not in resource for resource in held):
+        slots_of.update(grant.slots)
+    if sum(grant.gpus or 0.0 for grant in grants) >= WHOLE_GPU or any("/" not in resource for resource in slots_of):
         return 0.0  # the shares fill the GPU, or a DRA claim reserves the device
-    offered = [(device.allocatable.get(resource), slots) for resource, slots in held.items()]
-    if any(slots_offered is None for slots_offered, _ in offered):
+    offered = device.allocatable
+    if not slots_of.keys() <= offered.keys():
         return None
-    return min(
-        (max(total - slots, 0) / total if total else 0.0 for total, slots in offered if total is not None), default=0.0
-    )
+    ratios = (max(offered[resource] - slots, 0) / max(offered[resource], 1) for resource, slots in slots_of.items())
+    return min(ratios, default=0.0)

@@ -67,7 +67,7 @@ def cut_checkpoint(
 
 
 def _renamed(value: object, id_: Rename) -> dict[str, list[str]] | list[str]:
-    """Return ids by NUMA node, or a list for kubelets until 1.19. Ids of a key that is no number of a node stay."""
+    """Return ids by NUMA node, or a list for kubelets until 1.19. A key that is not a number keeps its ids."""
     if not isinstance(value, dict):
         return sorted(map(id_, ids_in(value)))
     nodes: dict[str, list[str]] = {}

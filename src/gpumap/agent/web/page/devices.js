@@ -110,7 +110,7 @@ function memoryFacts(device) {
 }
 
 const UNIFIED = "The device does not report its own memory, such as one that shares the machine's";
-const REST = "Memory that no process explains: used by the driver, or by processes whose memory is not reported";
+const REST = "Memory that no process explains: used by the driver, or by processes without reported memory";
 const SHARED = "Negative: processes share memory, and each reports all of it";
 
 function curvesOf(device, context) {
@@ -142,7 +142,7 @@ export function freeWords(line) {
 
 const HINDRANCES = ["fault", "not_offered", "squatter", "leftover", "unexplained"];
 
-/** Return the text for a GPU that no container holds, or whose holders are not known. */
+/** Return the text for a GPU without a known holder. */
 export function vacancy(line, context) {
   if (line.devices[0].bare) return "no MIG device";
   if (!hasKubelet(context.map)) {

@@ -190,7 +190,7 @@ const parse = (query) =>
       return FIELDS.includes(field) ? { field, value } : { value: word };
     });
 
-/** Return whether a text, or a list of whole values, has the term. A bare number is no part of a longer number or name. */
+/** Return whether a text, or a list of whole values, has the term. A bare number is not matched within a longer one. */
 function matches({ field, value }, ...texts) {
   if (field) return value.split(",").some((part) => texts.some((words) => words[field]?.includes(part)));
   const all = texts.map((words) => words.all).join("\n");
